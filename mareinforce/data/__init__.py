@@ -1,0 +1,1 @@
+"""Where rows come from, and in which order they are trained on."""

@@ -1,0 +1,125 @@
+"""The rows of a run, for Lightning: one batch is the rows rolled out together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from mareinforce.data.sources import Source, load_rows
+from mareinforce.errors import ConfigError
+from mareinforce.types import IndexedRow
+
+
+class IndexedRows(Dataset[IndexedRow]):
+    """Rows with their positions, unchanged."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> IndexedRow:
+        return index, self._rows[index]
+
+
+class KeyedOrder(Sampler[int]):
+    """The order of the rows in an epoch: a function of (seed, epoch) alone, so nothing of it needs saving."""
+
+    def __init__(self, size: int, seed: int, shuffle: bool) -> None:
+        self._size, self._seed, self._shuffle, self._epoch = size, seed, shuffle, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lightning tells the epoch that begins."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[int]:
+        if not self._shuffle:
+            return iter(range(self._size))
+        stream = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._seed, self._epoch))))
+        return iter(stream.permutation(self._size).tolist())
+
+
+def as_list(batch: list[IndexedRow]) -> list[IndexedRow]:
+    """A batch is the list of its rows; nothing is stacked."""
+    return batch
+
+
+class RowsDataModule(L.LightningDataModule):
+    """Training and evaluation rows.
+
+    Args:
+        train: rows to train on: a source (path, split, name), a list of rows, or a `datasets.Dataset`.
+        eval: rows to evaluate on, likewise; None: no evaluation.
+        prompt_column: the column with each row's prompt.
+        shuffle: train on the rows in a new order every epoch, decided by the seed.
+    """
+
+    def __init__(
+        self,
+        train: Source | list[Any] | None = None,
+        eval: Source | list[Any] | None = None,
+        prompt_column: str = "prompt",
+        shuffle: bool = True,
+    ) -> None:
+        super().__init__()
+        self.train, self.eval, self.prompt_column, self.shuffle = train, eval, prompt_column, shuffle
+        self._train_rows: Any = None
+        self._eval_rows: Any = None
+
+    def setup(self, stage: str) -> None:
+        """Load what the stage needs and refuse what cannot be used, before any model loads. Raises DataError."""
+        if stage == "fit" and self._train_rows is None:
+            if self.train is None:
+                raise ConfigError("data.train is missing: name the rows to train on.")
+            self._train_rows = load_rows(self.train, self.prompt_column, "data.train")
+        if self.eval is not None and self._eval_rows is None:
+            self._eval_rows = load_rows(self.eval, self.prompt_column, "data.eval")
+
+    def train_rows(self) -> Iterator[IndexedRow]:
+        """Every training row once, in order."""
+        return ((index, self._train_rows[index]) for index in range(len(self._train_rows)))
+
+    def eval_rows(self, count: int | None = None) -> list[IndexedRow]:
+        """The first `count` evaluation rows (None: all), each once; [] if there are none."""
+        if self._eval_rows is None:
+            return []
+        size = len(self._eval_rows) if count is None else min(count, len(self._eval_rows))
+        return [(index, self._eval_rows[index]) for index in range(size)]
+
+    def train_dataloader(self) -> DataLoader[IndexedRow]:
+        """Batches of `prompts_per_step` rows; the last may be smaller."""
+        module = self._module()
+        rows = IndexedRows(self._train_rows)
+        return DataLoader(
+            rows,
+            batch_size=module.config.prompts_per_step,
+            sampler=KeyedOrder(len(rows), module.seed, self.shuffle),
+            collate_fn=as_list,
+        )
+
+    def val_dataloader(self) -> Any:
+        """Batches of evaluation rows for `Trainer.validate`; while fitting, evaluation has its own schedule."""
+        if self.trainer is None or self.trainer.state.fn != TrainerFn.VALIDATING:
+            return []
+        if self._eval_rows is None:
+            raise ConfigError("data.eval is missing: name the rows to evaluate on.")
+        config = self._module().config
+        rows: Sequence[IndexedRow] = self.eval_rows(config.eval_num_samples)
+        return DataLoader(rows, batch_size=config.eval_batch_size, collate_fn=as_list)  # type: ignore[arg-type]
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        """Rows are the user's: they are not walked through, copied or moved."""
+        return batch
+
+    def _module(self) -> Any:
+        assert self.trainer is not None
+        return self.trainer.lightning_module

@@ -1,0 +1,27 @@
+"""`python -m mareinforce.fit --config FILE`: train, save, and say how it went."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the arguments say (default: those of the process) and return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+
+    def command() -> None:
+        from mareinforce.cli import MareinforceCLI
+        from mareinforce.run_summary import summary
+
+        cli = MareinforceCLI("fit", arguments)
+        if cli.trainer.is_global_zero and cli.run_folder is not None:
+            print(summary(cli.run_folder))
+
+    from mareinforce.reporting import exit_status
+
+    return exit_status(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

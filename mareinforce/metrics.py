@@ -1,0 +1,94 @@
+"""What is measured: means since the last row, and the turn-wise rewards and returns of grown trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mareinforce.rollout.tree import Node, nodes_by_level
+from mareinforce.types import NodeSample
+
+
+class RunningMeans:
+    """Means, by name, of everything added since they were last taken."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, tuple[float, float]] = {}
+
+    def add(self, values: Mapping[str, float], weight: float = 1.0) -> None:
+        """Add one value a name, counted `weight` times."""
+        for name, value in values.items():
+            total, count = self._totals.get(name, (0.0, 0.0))
+            self._totals[name] = (total + weight * value, count + weight)
+
+    def add_trees(self, trees: Sequence[Node], num_turns: int) -> None:
+        """Add the turn-wise values of trees whose returns are assigned."""
+        for root in trees:
+            self.add(row_metrics(root, num_turns))
+            for node in nodes_by_level(root):
+                self.add(node_metrics(node))
+
+    def add_agent(self, agent: int, values: Mapping[str, float]) -> None:
+        """Add values of one agent, under `agent_i/...`."""
+        self.add({f"agent_{agent}/{name}": value for name, value in values.items()})
+
+    def take(self) -> dict[str, float]:
+        """Return the means and start afresh."""
+        means = {name: total / count for name, (total, count) in self._totals.items() if count}
+        self._totals = {}
+        return means
+
+    def state_dict(self) -> dict[str, tuple[float, float]]:
+        """The sums and counts since the last row."""
+        return dict(self._totals)
+
+    def load_state_dict(self, state: Mapping[str, tuple[float, float]]) -> None:
+        """Go on from saved sums and counts."""
+        self._totals = {name: (total, count) for name, (total, count) in state.items()}
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean of at least one number."""
+    return sum(values) / len(values)
+
+
+def carried_reward(node: Node, turn: int) -> float:
+    """Mean reward of a row at a turn (0-based), where a branch that ended earlier counts with its last reward."""
+    if node.turn == turn:
+        return mean(node.rewards)
+    return mean(
+        [
+            reward if child is None else carried_reward(child, turn)
+            for reward, child in zip(node.rewards, node.children, strict=True)
+        ]
+    )
+
+
+def node_metrics(node: Node) -> dict[str, float]:
+    """Turn-wise means of one node whose returns are assigned; each node counts alike in the mean of a turn."""
+    turn = f"turn_{node.turn + 1}"
+    return {
+        f"{turn}/reward_mean": mean(node.rewards),
+        f"{turn}/expected_return": mean(node.returns),
+        f"{turn}/raw_reward_mean": mean(node.raw_rewards),
+        **{f"{turn}/{name}_mean": mean(values) for name, values in node.components.items()},
+    }
+
+
+def row_metrics(root: Node, num_turns: int) -> dict[str, float]:
+    """Turn-wise values of one row: had it still a node at that turn, and its carried reward."""
+    reached = {node.turn for node in nodes_by_level(root)}
+    values = {}
+    for turn in range(num_turns):
+        values[f"turn_{turn + 1}/coverage"] = float(turn in reached)
+        values[f"turn_{turn + 1}/reward_mean_carried"] = carried_reward(root, turn)
+    return values
+
+
+def completion_metrics(sample: NodeSample) -> dict[str, float]:
+    """Means over one agent's K completions at one node: tokens (the end token included), share cut, no signal."""
+    lengths = [float(len(completion.ids)) for completion in sample.completions]
+    return {
+        "completion_length": mean(lengths),
+        "truncated_fraction": mean([float(not completion.ended) for completion in sample.completions]),
+        "zero_signal_fraction": float(sample.zero_signal),
+    }

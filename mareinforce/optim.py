@@ -1,0 +1,164 @@
+"""One agent's optimizer: its learning rate over the run, and one step on a mini-batch of node samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from mareinforce.agents.team import Team
+from mareinforce.algorithms.loss import importance_ratio, node_loss
+from mareinforce.config import MAGRPOConfig
+from mareinforce.errors import NonFiniteError
+from mareinforce.types import NodeSample
+
+PROBED_WEIGHTS = 65536
+"""Weights watched for `changed_weights_fraction`."""
+
+
+def build_optimizer(agent: nn.Module, learning_rate: float, config: MAGRPOConfig) -> torch.optim.AdamW:
+    """AdamW over an agent's trainable weights (Loshchilov & Hutter 2019)."""
+    weights = [weight for weight in agent.parameters() if weight.requires_grad]
+    return torch.optim.AdamW(
+        weights, lr=learning_rate, betas=config.adam_betas, eps=config.adam_eps, weight_decay=config.weight_decay
+    )
+
+
+def learning_rate_factor(schedule: str, progress: float, update: int, warmup_updates: int) -> float:
+    """Share of the full learning rate at one update.
+
+    Args:
+        schedule: constant, linear (1 - progress) or cosine ((1 + cos(pi * progress)) / 2).
+        progress: share of the run that is done, 0 to 1.
+        update: updates made before this one.
+        warmup_updates: updates over which the rate rises linearly; the first one already moves.
+    """
+    warmup = min(1.0, (update + 1) / (warmup_updates + 1))
+    progress = min(max(progress, 0.0), 1.0)
+    decay = {"constant": 1.0, "linear": 1.0 - progress, "cosine": (1.0 + math.cos(math.pi * progress)) / 2}[schedule]
+    return warmup * decay
+
+
+@dataclass(slots=True)
+class Update:
+    """What one update of one agent did; every number a plain float."""
+
+    stepped: bool = False
+    loss: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def sample_weights(batch: Sequence[NodeSample], config: MAGRPOConfig) -> list[float]:
+    """Weight of each sample's loss in the optimizer step: 1 / samples, or its share of its tree / rows."""
+    if config.turn_weighting == "tree":
+        rows = len({sample.row for sample in batch})
+        return [sample.weight / rows for sample in batch]
+    return [1.0 / len(batch)] * len(batch)
+
+
+def kept_completions(sample: NodeSample, config: MAGRPOConfig) -> Tensor:
+    """Which completions enter the loss, bool [K]: all, or with `mask_truncated` those that ended by themselves."""
+    if not config.mask_truncated:
+        return torch.ones(len(sample.completions), dtype=torch.bool)
+    return torch.tensor([completion.ended for completion in sample.completions])
+
+
+def has_gradient(sample: NodeSample, config: MAGRPOConfig) -> bool:
+    """False if every advantage that enters the loss is exactly 0, so no forward pass is needed."""
+    return bool((sample.advantages[kept_completions(sample, config)] != 0).any())
+
+
+def update_agent(
+    team: Team,
+    agent: int,
+    optimizer: torch.optim.Optimizer,
+    batch: Sequence[NodeSample],
+    config: MAGRPOConfig,
+    updates: int,
+) -> Update:
+    """One optimizer step of one agent on the mean loss of a mini-batch; `updates` is its number of updates so far.
+
+    Samples without signal keep their place in the mean and cost nothing; a mini-batch of nothing else makes no step.
+    Raises NonFiniteError, with weights and moments untouched, if a loss or a gradient is not finite.
+    """
+    weighted = zip(batch, sample_weights(batch, config), strict=True)
+    learnable = [(sample, weight) for sample, weight in weighted if has_gradient(sample, config)]
+    if not learnable:
+        return Update()
+    optimizer.zero_grad(set_to_none=True)
+    passes = []
+    for sample, weight in learnable:
+        loss, seen = sample_loss(team, sample, config, age=updates - sample.policy_version)
+        loss = weight * loss
+        if not torch.isfinite(loss):
+            optimizer.zero_grad(set_to_none=True)
+            raise NonFiniteError(_not_finite(agent, "loss", float(loss), sample))
+        loss.backward()  # type: ignore[no-untyped-call]
+        passes.append({"loss": float(loss.detach()), **seen})
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
+    grad_norm = float(nn.utils.clip_grad_norm_(weights, limit))
+    if not math.isfinite(grad_norm):
+        optimizer.zero_grad(set_to_none=True)
+        raise NonFiniteError(_not_finite(agent, "gradient norm", grad_norm, learnable[0][0]))
+    before = probe(weights)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    changed = float((probe(weights) != before).double().mean())
+    metrics = {"grad_norm": grad_norm, "changed_weights_fraction": changed}
+    for name in dict.fromkeys(name for seen in passes for name in seen if name != "loss"):
+        values = [seen[name] for seen in passes if name in seen]
+        metrics[name] = max(values) if name in ("sampling_gap", "importance_ratio_max") else sum(values) / len(values)
+    return Update(stepped=True, loss=sum(seen["loss"] for seen in passes), metrics=metrics)
+
+
+def sample_loss(team: Team, sample: NodeSample, config: MAGRPOConfig, age: int) -> tuple[Tensor, dict[str, float]]:
+    """Score one node sample anew and return its loss with what was seen on the way.
+
+    `age` is the number of the agent's updates since it was sampled. At age 0 the importance ratio is exactly 1, and
+    the gap between behaviour and re-scored log-probs is nothing but rounding: it is reported as `sampling_gap`.
+    """
+    scored = team.score(sample.agent, sample.prompt_ids, [one.ids for one in sample.completions], config.temperature)
+    counts, logprobs = scored.counts, scored.logprobs
+    behaviour = torch.zeros_like(logprobs)
+    behaviour[counts] = torch.cat([one.logprobs for one in sample.completions]).to(behaviour)
+    seen = {"entropy": float(scored.entropy[counts].mean())}
+    ratio = None
+    if age == 0:
+        seen["sampling_gap"] = float((logprobs.detach() - behaviour)[counts].abs().max())
+    if config.importance_sampling != "none":
+        ratio = torch.ones_like(behaviour)
+        if age > 0:
+            ratio = importance_ratio(logprobs, behaviour, counts, config.importance_sampling, config.importance_cap)
+        weights = ratio[counts].double()
+        seen["importance_ratio_mean"] = float(weights.mean())
+        seen["importance_ratio_max"] = float(weights.max())
+        seen["effective_sample_size"] = float(weights.sum() ** 2 / weights.square().sum() / len(weights))
+    loss = node_loss(
+        logprobs,
+        counts,
+        sample.advantages.to(logprobs.device),
+        aggregation=config.loss_aggregation,
+        max_new_tokens=config.max_new_tokens,
+        exclude_final_token=config.exclude_final_token,
+        kept=kept_completions(sample, config).to(logprobs.device),
+        ratio=ratio,
+    )
+    return loss, seen
+
+
+def probe(weights: Sequence[Tensor]) -> Tensor:
+    """A copy of evenly spaced weights, at most about `PROBED_WEIGHTS` of them, to see which an update changed."""
+    stride = max(1, sum(weight.numel() for weight in weights) // PROBED_WEIGHTS)
+    return torch.cat([weight.detach().flatten()[::stride].cpu() for weight in weights])
+
+
+def _not_finite(agent: int, what: str, value: float, sample: NodeSample) -> str:
+    return (
+        f"agent {agent}: the {what} is {value} at turn {sample.turn + 1} of row {sample.row}; no weight was changed. "
+        f"Lower agent_learning_rate, set max_grad_norm, or look at the rewards (largest return "
+        f"{float(sample.returns.abs().max()):g})."
+    )

@@ -1,0 +1,134 @@
+"""What the command line's parser complains about, said in a sentence that names the key and the way out."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Sequence
+
+from mareinforce.errors import ConfigError, MareinforceError, UserCodeError, did_you_mean
+
+NUMBER = r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
+
+_UNRECOGNIZED = re.compile(r"unrecognized arguments: (?P<argument>\S+)")
+_NOT_ACCEPTED = (
+    re.compile(r"Group '(?P<group>[^']+)' does not accept option '(?P<key>[^']+)'"),
+    re.compile(r"Subcommand '(?P<group>)[^']+' does not accept option '(?P<key>[^']+)'"),
+    re.compile(r"(?P<group>)Option '(?P<key>[^']+)' is not accepted"),
+)
+_LINKED = (
+    re.compile(r"argument .*?(?P<source>model\.\w+)\S* --> (?P<key>[\w.]+): "),
+    re.compile(r'Linked "(?P<key>[^"]+)" must be given via "(?P<source>[\w.]+)'),
+)
+_BAD_VALUE = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<rest>.*)', re.DOTALL)
+_GIVEN = re.compile(r"(?:Got value|Given value): (?P<value>.*)")
+_EXPECTED = re.compile(r"Expected an? (?P<what>.+?)(?:\. Got value.*)?")
+_UNION = re.compile(r"Errors:\n(?P<errors>.*?)\n\s*Given value type:", re.DOTALL)
+_WORDS = {
+    "<class 'int'>": "a whole number, written without point or exponent",
+    "<class 'float'>": "a number",
+    "<class 'bool'>": "true or false",
+    "<class 'str'>": "text",
+    "<class 'list'>": "a list",
+    "<class 'dict'>": "key: value pairs",
+    "<class 'NoneType'>": "null",
+}
+
+
+def explained(message: str, known: Sequence[str]) -> MareinforceError:
+    """Turn the parser's message into an error that says what to do. ``known``: every dotted key there is."""
+    text = message.strip()
+    if found := _UNRECOGNIZED.match(text):
+        argument = found["argument"]
+        if not argument.startswith("--"):
+            return ConfigError(f"{argument!r} on the command line belongs to no key: write --KEY VALUE.")
+        return _no_such_key(argument[2:].split("=")[0], known)
+    for pattern in _NOT_ACCEPTED:
+        if found := pattern.match(text):
+            return _no_such_key(".".join(part for part in (found["group"], found["key"]) if part), known)
+    for pattern in _LINKED:
+        if found := pattern.match(text):
+            return ConfigError(f"{found['key']} is set by {found['source']}: give {found['source']} instead.")
+    if found := _BAD_VALUE.match(text):
+        return _bad_value(found["key"], found["rest"])
+    if text.startswith("Unexpected config"):
+        return ConfigError("the configuration must be `key: value` lines; this file holds something else, or nothing.")
+    return ConfigError(_one_line(text))
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str:
+    """`` Did you mean ...?``: the same name elsewhere, else a similar one beside it, else a similar whole key."""
+    known = list(known)
+    parent, leaf = _split(key)
+    if elsewhere := [other for other in known if _split(other)[1] == leaf]:
+        return f" Did you mean {elsewhere[0]!r}?"
+    beside = [other for other in known if _split(other)[0] == parent]
+    names = {f" Did you mean {_split(other)[1]!r}?": f" Did you mean {other!r}?" for other in beside}
+    if beside:
+        return names.get(did_you_mean(leaf, [_split(other)[1] for other in beside]), "")
+    return did_you_mean(key, {*known, *(_split(other)[0] for other in known)})
+
+
+def _split(key: str) -> tuple[str, str]:
+    parent, _, leaf = key.rpartition(".")
+    return parent, leaf
+
+
+def _no_such_key(key: str, known: Sequence[str]) -> ConfigError:
+    return ConfigError(f"{key}: there is no such key.{nearest_key(key, known)}")
+
+
+def _bad_value(key: str, rest: str) -> MareinforceError:
+    values = _GIVEN.findall(rest)
+    given = values[-1].strip() if values else None
+    union = _UNION.search(rest)
+    reasons = _bullets(union["errors"]) if union else [rest.split(" Got value")[0].strip().rstrip(".")]
+    expected = [found["what"] for reason in reasons if (found := _EXPECTED.fullmatch(reason))]
+    others = [_one_line(reason) for reason in reasons if not _EXPECTED.fullmatch(reason)]
+    if given is None or others:
+        said = " ".join(dict.fromkeys(others)) or _one_line(rest)
+        if given is None:
+            return ConfigError(f"{key}: {said}")
+        return _failed_import(key, given) or ConfigError(f"{key}={given}: {_callable_words(said)}")
+    if "<class 'str'>" in expected and re.fullmatch(NUMBER, given):
+        return ConfigError(f"{key}={given}: this is read as a number where text is wanted; put quotes around it.")
+    wanted = [_WORDS.get(what) or _choices(what) for what in dict.fromkeys(expected)]
+    choices = [word for what in wanted for word in what.split(" | ")]
+    return ConfigError(f"{key}={given}: must be {' or '.join(wanted)}.{did_you_mean(given, choices)}")
+
+
+def _failed_import(key: str, dotted: str) -> UserCodeError | None:
+    """The user's own error, if the module of a dotted path is there but raises when it is imported."""
+    module = dotted.rpartition(".")[0]
+    if not re.fullmatch(r"\w+(\.\w+)*", module):
+        return None
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and module.startswith(error.name or " "):
+            return None
+        failed = UserCodeError(f"{key}={dotted}: importing {module} raised {type(error).__name__}: {error}.")
+        failed.__cause__ = error
+        return failed
+    return None
+
+
+def _callable_words(reason: str) -> str:
+    found = re.match(r"Type collections\.abc\.Callable\S* .*?expects a function or a callable class: (.*)", reason)
+    return f"this function cannot be found: {found[1]}" if found else reason
+
+
+def _bullets(text: str) -> list[str]:
+    return [bullet.strip() for bullet in re.split(r"^ {4}- ", text, flags=re.MULTILINE) if bullet.strip()]
+
+
+def _choices(expected: str) -> str:
+    found = re.fullmatch(r"typing\.Literal\[(.*)\]", expected)
+    if expected.startswith("dot import path string"):
+        return "a dotted path such as my_task.reward"
+    return found[1].replace("'", "").replace(", ", " | ") if found else expected
+
+
+def _one_line(text: str) -> str:
+    joined = re.sub(r"\s*\n\s*(- )?", "; ", text.strip())
+    return joined.replace(":;", ":").rstrip(".") + "."

@@ -1,0 +1,76 @@
+"""How a command ends: its exit status, and what a person is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from mareinforce.errors import MareinforceError, UserCodeError
+
+FINISHED, FAILED, INTERRUPTED, TERMINATED = 0, 1, 130, 143
+_OURS = str(Path(__file__).parent)
+_SILENCED = (
+    r".*LeafSpec.*",  # Lightning 2.6 on torch 2.13
+    r"(?s).*(JsonargparseDeprecationWarning|instantiate_classes|skip_none).*",  # Lightning 2.6 on jsonargparse 4.53
+    r".*does not have many workers.*",  # rows are a few texts: workers only cost
+    r".*in eval mode at the start of training.*",  # dropout stays off, both in sampling and in scoring
+    r".*GPU available but not used.*",  # whoever sets accelerator: cpu means it
+)
+_TIPS = ("💡 Tip", "TPU available", "GPU available: False")
+
+
+def exit_status(command: Callable[[], None]) -> int:
+    """Run a command and return its exit status; an error is told on stderr, a user's own with its traceback."""
+    with quiet():
+        if os.getcwd() not in sys.path and "" not in sys.path:
+            sys.path.insert(0, os.getcwd())  # my_task.reward is found beside the YAML, as with `python -m`
+        try:
+            command()
+        except MareinforceError as error:
+            if isinstance(error, UserCodeError) and error.__cause__ is not None:
+                sys.stderr.write(user_traceback(error.__cause__))
+            sys.stderr.write(f"error: {error}\n")
+            return FAILED
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted\n")
+            return INTERRUPTED
+        except SystemExit as stop:
+            return stop.code if isinstance(stop.code, int) else FINISHED if stop.code is None else FAILED
+        except Exception:
+            traceback.print_exc()
+            return FAILED
+    return FINISHED
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback of an error in a user's function, from the user's first line on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        frames = frames.tb_next
+    shown: TracebackType | None = frames or error.__traceback__
+    return "".join(traceback.format_exception(type(error), error, shown))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out, by name, what other libraries say to everybody and no user of ours can act on."""
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    with warnings.catch_warnings():
+        for message in _SILENCED:
+            warnings.filterwarnings("ignore", message=message)
+        logger.addFilter(_not_a_tip)
+        try:
+            yield
+        finally:
+            logger.removeFilter(_not_a_tip)
+
+
+def _not_a_tip(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_TIPS)

@@ -1,0 +1,1 @@
+"""Growing rollout trees: prompts, joint actions, expansion, and the engines that sample."""

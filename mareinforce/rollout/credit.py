@@ -1,0 +1,85 @@
+"""From grown trees to node samples: returns up the tree, then each agent's own returns and advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from mareinforce.algorithms.advantages import BaselineMode, Normalization, advantages, is_zero_signal
+from mareinforce.algorithms.returns import completion_returns, held_return, joint_return
+from mareinforce.config import MAGRPOConfig
+from mareinforce.rollout.tree import Node, nodes_by_level
+from mareinforce.types import NodeSample
+
+
+def assign_returns(root: Node, *, num_turns: int, discount: float, hold: bool) -> list[float]:
+    """Fill `returns` of every node of a tree, leaves first; return the root's, [J]."""
+    returns = []
+    for j, reward in enumerate(root.rewards):
+        child = root.children[j]
+        if child is not None:
+            below = assign_returns(child, num_turns=num_turns, discount=discount, hold=hold)
+            returns.append(joint_return(reward, below, discount))
+        elif hold and root.stopped[j]:
+            returns.append(held_return(reward, num_turns - 1 - root.turn, discount))
+        else:
+            returns.append(reward)
+    root.returns = returns
+    return returns
+
+
+def number_env_steps(trees: Sequence[Node], env_step: int) -> int:
+    """Number the joint actions of whole trees: row by row, level by level. Returns the new count."""
+    for root in trees:
+        for node in nodes_by_level(root):
+            env_step += len(node.rewards)
+            node.env_step = env_step
+    return env_step
+
+
+def full_tree_nodes(num_agents: int, num_completions: int, joint_mode: str, turn: int) -> int:
+    """Nodes of a full tree at a turn: K^t aligned, K^(N t) cross."""
+    branching = num_completions ** (num_agents if joint_mode == "cross" else 1)
+    return int(branching**turn)
+
+
+def reach_weight(node: Node) -> float:
+    """1 / (joint actions at each node on the way here): a node's share of its turn where all ancestors are full."""
+    return 1.0 if node.parent is None else reach_weight(node.parent) / len(node.parent.joint_actions)
+
+
+def node_samples(node: Node, config: MAGRPOConfig, policy_versions: Sequence[int]) -> list[NodeSample]:
+    """One sample per speaking agent of a node whose returns are assigned. ``policy_versions``: [N]."""
+    joint_returns = torch.tensor(node.returns, dtype=torch.float64)
+    mode: BaselineMode = config.advantage_mode
+    normalization: Normalization = config.advantage_normalization
+    weight = config.discount**node.turn * reach_weight(node) if config.turn_weighting == "tree" else 1.0
+    samples = []
+    for agent, answers in enumerate(node.answers):
+        if answers is None:
+            continue
+        indices = [joint[agent] for joint in node.joint_actions]
+        returns = completion_returns(
+            joint_returns,
+            [index for index in indices if index is not None],
+            len(answers.completions),
+            config.cross_reduction,
+        )
+        samples.append(
+            NodeSample(
+                agent=agent,
+                turn=node.turn,
+                row=node.row_index,
+                path=node.path,
+                prompt_ids=answers.prompt_ids,
+                completions=tuple(answers.completions),
+                returns=returns,
+                advantages=advantages(returns, mode, normalization),
+                zero_signal=is_zero_signal(returns),
+                weight=weight,
+                env_step=node.env_step,
+                policy_version=policy_versions[agent],
+            )
+        )
+    return samples

@@ -1,0 +1,1 @@
+"""Engines: what samples completions. Each of them is a `mareinforce.types.Engine`."""

@@ -1,0 +1,180 @@
+"""Breadth-first growth of rollout trees: a whole level is sampled, scored and expanded at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mareinforce.config import MAGRPOConfig
+from mareinforce.errors import PromptError
+from mareinforce.rewards.contract import Reward
+from mareinforce.rollout.joint import joint_actions
+from mareinforce.rollout.prompts import Formatters, Transition
+from mareinforce.rollout.tree import Node
+from mareinforce.types import Answers, Encoder, Engine, IndexedRow, Prompt, Purpose, Request, Row, Sampling, StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The rules one rollout is played by."""
+
+    num_turns: int
+    num_completions: int
+    sampling: Sampling
+    seed: int
+    epoch: int = 0
+    purpose: Purpose = "train"
+    joint_mode: Literal["aligned", "cross"] = "aligned"
+    early_termination_threshold: float | None = None
+    early_termination_on: Literal["node_mean", "joint_action"] = "node_mean"
+
+    @classmethod
+    def training(cls, config: MAGRPOConfig, seed: int, epoch: int) -> Episode:
+        """K completions an agent and node, combined, expanded and stopped as the configuration says."""
+        return cls(
+            num_turns=config.num_turns,
+            num_completions=config.num_generations,
+            sampling=_sampling(config, config.temperature),
+            seed=seed,
+            epoch=epoch,
+            joint_mode="cross" if config.joint_mode == "cross" else "aligned",
+            early_termination_threshold=config.early_termination_threshold,
+            early_termination_on=config.early_termination_on,
+        )
+
+    @classmethod
+    def evaluation(cls, config: MAGRPOConfig, seed: int) -> Episode:
+        """One completion an agent and turn, all turns played; the same streams at every evaluation of a run."""
+        temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
+        return cls(config.num_turns, 1, _sampling(config, temperature), seed, purpose="eval")
+
+
+def _sampling(config: MAGRPOConfig, temperature: float) -> Sampling:
+    return Sampling(config.max_new_tokens, config.min_new_tokens, temperature, config.top_p, config.top_k)
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Grows the trees of several rows together, with the user's callables in their places."""
+
+    engine: Engine
+    encoder: Encoder
+    reward: Reward
+    formatters: Formatters
+    transition: Transition | None
+    num_agents: int
+
+    def grow(self, rows: Sequence[IndexedRow], episode: Episode) -> list[Node]:
+        """Roll out every row. Returns one tree a row, in order, with rewards and without returns."""
+        roots = [self._root(index, row) for index, row in rows]
+        level = roots
+        for turn in range(episode.num_turns):
+            self._sample(level, episode)
+            for node in level:
+                self._score(node, turn, episode)
+            if turn + 1 < episode.num_turns:
+                level = [child for node in level for child in self._expand(node, episode) if child is not None]
+        return roots
+
+    def first_prompts(self, index: int, row: Row) -> list[Answers | None]:
+        """What each agent is shown at turn 1 of a row, [N]. Raises PromptError, naming the row, if it cannot be."""
+        answers = self._shown(index, row, [self.formatters.format(agent, row) for agent in range(self.num_agents)], 0)
+        if all(answer is None for answer in answers):
+            raise PromptError(
+                f"row {index}: the formatters gave None for all {self.num_agents} agents at turn 1, so nobody speaks; "
+                f"give at least one of them a prompt, or drop the row."
+            )
+        return answers
+
+    def _root(self, index: int, row: Row) -> Node:
+        return Node(row_index=index, row=row, answers=self.first_prompts(index, row))
+
+    def _shown(self, index: int, row: Row, prompts: Sequence[Prompt | None], turn: int) -> list[Answers | None]:
+        answers: list[Answers | None] = []
+        for agent, prompt in enumerate(prompts):
+            if prompt is None:
+                answers.append(None)
+                continue
+            try:
+                answers.append(Answers(prompt, self.encoder.encode(agent, prompt)))
+            except PromptError as error:
+                raise PromptError(f"row {index}, turn {turn + 1}: {error}") from error
+        return answers
+
+    def _sample(self, level: Sequence[Node], episode: Episode) -> None:
+        """Sample the completions of a whole level in one call of the engine."""
+        speaking = [(node, agent, answers) for node in level for agent, answers in enumerate(node.answers) if answers]
+        requests = [
+            Request(agent, answers.prompt_ids, self._streams(node, agent, episode)) for node, agent, answers in speaking
+        ]
+        for (_, _, answers), completions in zip(speaking, self.engine.sample(requests, episode.sampling), strict=True):
+            answers.completions = completions
+
+    @staticmethod
+    def _streams(node: Node, agent: int, episode: Episode) -> tuple[StreamKey, ...]:
+        return tuple(
+            StreamKey(episode.purpose, episode.seed, episode.epoch, node.row_index, node.path, agent, k)
+            for k in range(episode.num_completions)
+        )
+
+    def _score(self, node: Node, turn: int, episode: Episode) -> None:
+        """Score every joint action of a node in one call of the reward, and decide which are not expanded."""
+        speaking = [answers is not None for answers in node.answers]
+        node.joint_actions = joint_actions(speaking, episode.num_completions, episode.joint_mode)
+        joint = range(len(node.joint_actions))
+        scores = self.reward.score(
+            [[node.text(agent, j) for j in joint] for agent in range(self.num_agents)],
+            row=node.row,
+            prompt=self.formatters.row_prompt(node.row),
+            turn=turn,
+            num_turns=episode.num_turns,
+            prompt_history_per_agent=node.prompt_history(),
+            response_history_per_agent=node.response_history(),
+            ended=[[node.ended(agent, j) for j in joint] for agent in range(self.num_agents)],
+        )
+        node.raw_rewards, node.rewards, node.components = scores.raw, scores.processed, scores.components
+        node.children = [None for _ in joint]
+        node.stopped = [False for _ in joint]
+        threshold = episode.early_termination_threshold
+        if threshold is not None and turn + 1 < episode.num_turns:
+            if episode.early_termination_on == "joint_action":
+                node.stopped = [reward > threshold for reward in node.rewards]
+            else:
+                node.stopped = [sum(node.rewards) / len(node.rewards) > threshold for _ in joint]
+
+    def _expand(self, node: Node, episode: Episode) -> list[Node | None]:
+        """Give every joint action that goes on its child node, [J]; a branch ends where all agents get None."""
+        node.children = [None if stopped else self._child(node, j) for j, stopped in enumerate(node.stopped)]
+        return node.children
+
+    def _child(self, node: Node, joint_action: int) -> Node | None:
+        if self.transition is None:
+            raise PromptError("num_turns is above 1, but there is no external_transition to lead to the next turn.")
+        agents = range(self.num_agents)
+        prompt_history, response_history = node.prompt_history(), node.responses_through(joint_action)
+        external = self.transition.next_prompts(
+            prompt=self.formatters.row_prompt(node.row),
+            agent_completions=[node.text(agent, joint_action) for agent in agents],
+            prompt_history_per_agent=prompt_history,
+            response_history_per_agent=response_history,
+            batch_item=node.row,
+            turn=node.turn,
+            reward=node.raw_rewards[joint_action],
+        )
+        prompts = [
+            None
+            if external[agent] is None
+            else self.formatters.format(
+                agent,
+                node.row,
+                external[agent],
+                prompt_history=prompt_history[agent],
+                response_history=response_history[agent],
+            )
+            for agent in agents
+        ]
+        answers = self._shown(node.row_index, node.row, prompts, node.turn + 1)
+        if all(answer is None for answer in answers):
+            return None
+        return Node(node.row_index, node.row, answers, parent=node, parent_action=joint_action)

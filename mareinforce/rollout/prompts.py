@@ -1,0 +1,231 @@
+"""What each agent is shown: the user's formatters at a row, and the user's transition between two turns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from mareinforce.calling import UserFunction, brief, callable_name, place
+from mareinforce.errors import ConfigError, PromptError
+from mareinforce.types import Prompt, Row
+
+ORIGINAL_PROMPT = "_original_prompt"
+"""Where a formatter finds the row's own prompt once a transition's prompt stands in its place."""
+
+TRANSITION_KEYWORDS = (
+    "prompt",
+    "agent_completions",
+    "num_agents",
+    "prompt_history_per_agent",
+    "response_history_per_agent",
+    "batch_item",
+    "turn",
+    "reward",
+)
+"""What an external transition may declare by name."""
+
+_RULE = "A prompt is a text, a list of messages (dicts with 'role' and 'content'), or None for an agent that is idle"
+
+
+class Formatters:
+    """Makes each agent's prompt from a row, and from the transition's prompt after turn 1.
+
+    Args:
+        formatters: one callable ``row -> prompt`` for all agents, a list with one an agent, or None, which shows the
+            row's prompt column. One that declares ``external_prompts`` (or ``**kwargs``) also gets the transition's
+            prompt by that name, from the second turn on; at turn 1 it is left out, or None if it has no default.
+            It may return None: the agent is idle. It gets a copy of the row.
+        num_agents: agents (N).
+        prompt_column: the column that holds a row's own prompt.
+        external_prompt_passthrough: True shows the transition's prompt as it is. False puts it in place of the row's
+            prompt, which moves to ``_original_prompt``, and formats that row.
+
+    Raises:
+        ConfigError: not a callable, not N of them, or one that cannot be called with a row.
+    """
+
+    def __init__(
+        self,
+        formatters: Any,
+        num_agents: int,
+        prompt_column: str = "prompt",
+        external_prompt_passthrough: bool = False,
+    ) -> None:
+        self.prompt_column = prompt_column
+        self.external_prompt_passthrough = external_prompt_passthrough
+        self._functions: list[UserFunction] | None = None
+        if formatters is None:
+            return
+        if isinstance(formatters, list | tuple):
+            if len(formatters) != num_agents:
+                raise ConfigError(
+                    f"formatters has {len(formatters)} entries and num_agents is {num_agents}; give one an agent, or "
+                    "one callable for all of them."
+                )
+            self._functions = [_formatter(each, f"formatters[{agent}]") for agent, each in enumerate(formatters)]
+        elif callable(formatters):
+            self._functions = [_formatter(formatters, "formatters")] * num_agents
+        else:
+            raise ConfigError(
+                f"formatters is {brief(formatters)}; give a callable (row -> prompt), a list of one an agent, or None."
+            )
+
+    def row_prompt(self, row: Row) -> Any:
+        """The row's own prompt, as the data set has it, unchecked. Raises PromptError if the row has no such column."""
+        if self.prompt_column not in row:
+            raise PromptError(
+                f"a row has no column {self.prompt_column!r}; it has {', '.join(map(repr, row)) or 'none at all'}. "
+                "Name the column that holds the prompt."
+            )
+        return row[self.prompt_column]
+
+    def format(
+        self,
+        agent: int,
+        row: Row,
+        external_prompt: Prompt | None = None,
+        *,
+        prompt_history: Sequence[Prompt | None] = (),
+        response_history: Sequence[str] = (),
+    ) -> Prompt | None:
+        """What the agent is shown; None if it is idle.
+
+        ``external_prompt`` is what the transition made for it, None at turn 1. The histories are the agent's own on
+        this branch, [turn] each: prompts as shown (None where it was idle) and answers.
+
+        Raises:
+            UserCodeError: the formatter raised.
+            PromptError: it returned what is not a prompt.
+        """
+        function = None if self._functions is None else self._functions[agent]
+        where = place(row.get(self.prompt_column))
+        if external_prompt is None:
+            if function is None:
+                return self._own_prompt(row, where)
+            # At turn 1 a default of the user's own stays in force; without one, the parameter is given None.
+            values = {"external_prompts": None} if "external_prompts" in function.required else {}
+            return check_prompt(function.call([dict(row)], values, where), function.label, agent, where)
+        own = row.get(self.prompt_column)
+        prompt = external_prompt
+        formatted = function is not None and not self.external_prompt_passthrough
+        if isinstance(external_prompt, str) and isinstance(own, list):
+            # A formatter starts from the row's own messages: what it has once added must not be given to it again.
+            shown = [own if formatted and each is not None else each for each in prompt_history]
+            prompt = continue_conversation(own, external_prompt, shown, response_history)
+        if function is None or not formatted:
+            return copy.deepcopy(prompt)
+        changed = {**row, ORIGINAL_PROMPT: own, self.prompt_column: prompt}
+        result = function.call([changed], {"external_prompts": external_prompt}, where)
+        return check_prompt(result, function.label, agent, where)
+
+    def _own_prompt(self, row: Row, where: str) -> Prompt | None:
+        prompt = self.row_prompt(row)
+        if prompt is None:
+            raise PromptError(f"column {self.prompt_column!r} of a row is None ({where}). {_RULE}; a row needs one.")
+        return check_prompt(prompt, f"column {self.prompt_column!r}", None, where)
+
+
+def continue_conversation(
+    messages: list[dict[str, Any]],
+    user_text: str,
+    prompt_history: Sequence[Prompt | None],
+    response_history: Sequence[str],
+) -> list[dict[str, Any]]:
+    """The agent's conversation so far with ``user_text`` as its new last user message.
+
+    The conversation is the last message list it was shown and what it answered to that; the row's own ``messages``
+    where it has not spoken yet. An answer to a prompt of text belongs to no conversation and is left out.
+    """
+    so_far = list(messages)
+    for shown, answer in reversed(list(zip(prompt_history, response_history, strict=True))):
+        if isinstance(shown, list):
+            so_far = [*shown, {"role": "assistant", "content": answer}]
+            break
+    return copy.deepcopy([*so_far, {"role": "user", "content": user_text}])
+
+
+class Transition:
+    """The user's ``external_transition``: from a joint answer to the next turn's prompts, called once a branch.
+
+    It is called by keyword only, with those of these that it declares, or all with ``**kwargs``: ``prompt`` (the
+    row's own), ``agent_completions`` [N], ``num_agents``, ``prompt_history_per_agent`` and
+    ``response_history_per_agent`` [N][turn + 1] (prompts as shown, None where idle; both with the turn just played),
+    ``batch_item`` (the row), ``turn`` (the turn just played, counted from 0), ``reward`` (raw, of this joint answer).
+    All are copies. It returns N prompts, each a text, a message list, or None for an agent that is idle next; a single
+    None ends the branch.
+
+    Raises:
+        ConfigError: it cannot be called like that.
+    """
+
+    def __init__(self, external_transition: Any, num_agents: int) -> None:
+        self._num_agents = num_agents
+        self._function = UserFunction(
+            external_transition, "external_transition", positional=(), known=TRANSITION_KEYWORDS
+        )
+
+    def next_prompts(
+        self,
+        *,
+        prompt: Any,
+        agent_completions: Sequence[str],  # [N]
+        prompt_history_per_agent: Sequence[Sequence[Prompt | None]],  # [N][turn + 1]
+        response_history_per_agent: Sequence[Sequence[str]],  # [N][turn + 1]
+        batch_item: Row,
+        turn: int,
+        reward: float,
+    ) -> list[Prompt | None]:
+        """The N prompts of the next turn.
+
+        Raises:
+            UserCodeError: the transition raised.
+            PromptError: it returned the wrong number or the wrong kind of things.
+        """
+        where = f"after {place(prompt, turn)}"
+        values = {
+            "prompt": prompt,
+            "agent_completions": list(agent_completions),
+            "num_agents": self._num_agents,
+            "prompt_history_per_agent": [list(history) for history in prompt_history_per_agent],
+            "response_history_per_agent": [list(history) for history in response_history_per_agent],
+            "batch_item": dict(batch_item),
+            "turn": turn,
+            "reward": reward,
+        }
+        result = self._function.call([], values, where)
+        label, expected = self._function.label, f"expected a list of {self._num_agents} prompts, one an agent"
+        if result is None:
+            return [None] * self._num_agents
+        if not isinstance(result, list | tuple):
+            raise PromptError(f"{label} returned {_kind(result)}; {expected} ({where}). {_RULE}.")
+        if len(result) != self._num_agents:
+            raise PromptError(f"{label} returned the wrong number: {expected}, got {len(result)} ({where}). {_RULE}.")
+        return [check_prompt(each, label, agent, where) for agent, each in enumerate(result)]
+
+
+def check_prompt(value: Any, source: str, agent: int | None, where: str) -> Prompt | None:
+    """``value`` as a prompt of its own, or None. Raises PromptError naming ``source`` if it is not a prompt."""
+    if value is None or isinstance(value, str):
+        return value
+    whom = "" if agent is None else f" for agent {agent}"
+    if not isinstance(value, list) or not value:
+        raise PromptError(f"{source} gave {_kind(value)}{whom} ({where}). {_RULE}.")
+    for index, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise PromptError(
+                f"{source} gave a list{whom} whose entry {index} is {_kind(message)}, not a message ({where}). {_RULE}."
+            )
+    return copy.deepcopy(value)
+
+
+def _formatter(function: Any, role: str) -> UserFunction:
+    return UserFunction(function, role, positional=["the row"], known=["external_prompts"])
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, list | tuple) and not value:
+        return f"an empty {type(value).__name__}"
+    if callable(value):
+        return f"the callable {callable_name(value)} (are its parentheses missing?)"
+    return f"{brief(value)}, of type {type(value).__name__}"

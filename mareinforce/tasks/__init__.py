@@ -1,0 +1,1 @@
+"""Tasks: reward, formatters, transition and evaluation of one problem each."""

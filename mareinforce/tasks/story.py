@@ -1,0 +1,76 @@
+"""Two agents write stories: the second is to be two to three times as long as the first. Lengths in characters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LOW, HIGH = 2.0, 3.0
+"""The second text is to have this many times the characters of the first."""
+
+
+def length_ratio(first: str, second: str) -> float:
+    """Characters of the second text over those of the first; an empty first counts as one character."""
+    return len(second) / max(len(first), 1)
+
+
+def range_score(ratio: float) -> float:
+    """1.0 inside [2, 3], else exp(-distance to the nearer bound)."""
+    return math.exp(-max(LOW - ratio, ratio - HIGH, 0.0))
+
+
+def length_ratio_reward(first: Sequence[str], second: Sequence[str]) -> list[float]:
+    """How near the length ratio of each joint answer is to [2, 3], 0 to 1; 0.0 where the first text is empty."""
+    return [range_score(length_ratio(a, b)) if a else 0.0 for a, b in zip(first, second, strict=True)]
+
+
+def improved_length_ratio_reward(first: Sequence[str], second: Sequence[str]) -> list[float]:
+    """As `length_ratio_reward`, with an empty first text counted as one character."""
+    return [range_score(length_ratio(a, b)) for a, b in zip(first, second, strict=True)]
+
+
+def length_feedback(prompt: str, agent_completions: Sequence[str], num_agents: int) -> list[str]:
+    """Tell each of two agents how long its last answer was, what the ratio was and is to be, and ask again."""
+    first, second = agent_completions
+    ratio = length_ratio(first, second)
+    roles = ("shorter", "longer")
+    return [
+        f"{prompt}\n\nYour last answer had {len(agent_completions[agent])} characters. The second writer's text was "
+        f"{ratio:.2f} times as long as the first writer's; it should be {LOW:g} to {HIGH:g} times as long. You are the "
+        f"{'first' if agent == 0 else 'second'} writer, whose text is the {roles[agent]} one. Please write an improved "
+        f"answer."
+        for agent in range(num_agents)
+    ]
+
+
+def retell(prompt: str, agent_completions: Sequence[str], num_agents: int) -> list[str]:
+    """Ask every agent the same again: for models that cannot read feedback, such as the tiny one."""
+    return [prompt] * num_agents
+
+
+def story_eval_logger(
+    agent_completions_turns: Sequence[Sequence[Sequence[str]]],
+    batch_items: Sequence[Mapping[str, Any]],
+    prompts: Sequence[str],
+) -> list[dict[str, float]]:
+    """Lengths and their ratio at each turn, one dict a row. ``agent_completions_turns``: [2][rows][turn]."""
+    rows = []
+    for firsts, seconds in zip(*agent_completions_turns, strict=True):
+        row = {}
+        for turn, (first, second) in enumerate(zip(firsts, seconds, strict=True), start=1):
+            ratio = length_ratio(first, second)
+            row[f"turn_{turn}/first_length"] = float(len(first))
+            row[f"turn_{turn}/second_length"] = float(len(second))
+            row[f"turn_{turn}/length_ratio"] = ratio
+            row[f"turn_{turn}/in_range"] = float(LOW <= ratio <= HIGH)
+        rows.append(row)
+    return rows
+
+
+def story_eval_aggregator(metrics: Sequence[Mapping[str, float]], num_turns: int) -> dict[str, float]:
+    """Means over the rows that have the metric."""
+    names = sorted({name for row in metrics for name in row})
+    return {
+        name: sum(row[name] for row in metrics if name in row) / sum(name in row for row in metrics) for name in names
+    }

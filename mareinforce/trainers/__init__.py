@@ -1,0 +1,1 @@
+"""The Python way in: one trainer class an algorithm."""

@@ -1,0 +1,190 @@
+"""`MAGRPOTrainer` and its siblings: the module, the data and Lightning's Trainer behind one constructor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import lightning as L
+import torch
+
+from mareinforce.checkpoint import TeamCheckpoint
+from mareinforce.config import ALGORITHMS, MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
+from mareinforce.csv_log import MetricsCSV
+from mareinforce.data.datamodule import RowsDataModule
+from mareinforce.errors import ConfigError
+from mareinforce.module import MultiAgentReinforce
+from mareinforce.quiet import quiet
+from mareinforce.run_folder import new_run_folder
+
+__all__ = [
+    "MAGRPOConfig",
+    "MAGRPOTrainer",
+    "MAREINFORCEConfig",
+    "MAREINFORCETrainer",
+    "MARLOOConfig",
+    "MARLOOTrainer",
+    "MAReMaxConfig",
+    "MAReMaxTrainer",
+]
+
+
+class MAGRPOTrainer:
+    """Trains N cooperating agents with multi-agent group-relative policy optimisation.
+
+    Args:
+        agent_model: one hub id, folder or embedded model (such as ``tiny-story``) for `num_agents` equal agents.
+        agents: instead, a list of ids, folders or loaded models, one an agent.
+        num_agents: N; with `agents` it is their number.
+        tokenizer: one, or one an agent; may be left out for ids and folders, must be given for loaded models.
+        model_config: how models are loaded: ``dtype``, ``attn_implementation``.
+        train_dataset: rows with a prompt column (a data set, a list, or a source as in YAML); needed by `train`.
+        eval_dataset: rows to evaluate on.
+        reward_func: scores joint answers: lists of texts, one list an agent, to as many numbers.
+        reward_processor: applied to every reward, e.g. ``RewardProcessors.scale(factor=100)``.
+        formatters: row -> prompt; one, or one an agent.
+        external_transition: what agents are asked after a turn; needed when `num_turns` is above 1.
+        wandb_config: switches Weights & Biases on: project, entity, name, dir, tags, offline.
+        eval_logger: measures evaluated rows; needs `eval_aggregator`, and the other way round.
+        eval_aggregator: turns those measurements into metrics.
+        args: the training configuration; default: that of the algorithm.
+        prompt_column: the column that holds the row's prompt.
+        shuffle: train on the rows in a new order every epoch, decided by the seed.
+        default_root_dir: the folder under which every run gets a numbered folder of its own.
+        callbacks: further Lightning callbacks.
+        accelerator: Lightning's choice of hardware.
+
+    Raises:
+        ConfigError: an argument or a combination of them is refused; nothing has been loaded then.
+    """
+
+    config_class: ClassVar[type[MAGRPOConfig]] = MAGRPOConfig
+    algorithm: ClassVar[Literal["magrpo", "marloo", "maremax", "mareinforce"]] = "magrpo"
+
+    def __init__(
+        self,
+        agent_model: str | None = None,
+        agents: Sequence[Any] | None = None,
+        num_agents: int = 2,
+        tokenizer: Any = None,
+        model_config: Mapping[str, Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        reward_func: Callable[..., Any] | None = None,
+        reward_processor: Callable[..., Any] | None = None,
+        formatters: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+        external_transition: Callable[..., Any] | None = None,
+        wandb_config: Mapping[str, Any] | None = None,
+        eval_logger: Callable[..., Any] | None = None,
+        eval_aggregator: Callable[..., Any] | None = None,
+        args: MAGRPOConfig | None = None,
+        *,
+        prompt_column: str = "prompt",
+        shuffle: bool = True,
+        default_root_dir: str | os.PathLike[str] = "runs",
+        callbacks: Sequence[L.Callback] = (),
+        accelerator: str = "auto",
+    ) -> None:
+        num_agents = len(agents) if agents is not None else num_agents
+        self.args = args if args is not None else self.config_class(num_agents=num_agents)
+        mode = self.args.advantage_mode
+        if self.algorithm != "magrpo" and mode != ALGORITHMS[self.algorithm]:
+            raise ConfigError(
+                f"args.advantage_mode={mode!r} is not what {type(self).__name__} trains with; give it a "
+                f"{self.config_class.__name__}."
+            )
+        self.data = RowsDataModule(train_dataset, eval_dataset, prompt_column, shuffle)
+        self.module = MultiAgentReinforce(
+            algorithm=self.algorithm,
+            agent_model=agent_model,
+            agents=None if agents is None else list(agents),
+            num_agents=num_agents,
+            tokenizer=tokenizer,
+            model_config=None if model_config is None else dict(model_config),
+            reward_func=reward_func,
+            reward_processor=reward_processor,
+            formatters=list(formatters) if isinstance(formatters, Sequence) else formatters,
+            external_transition=external_transition,
+            eval_logger=eval_logger,
+            eval_aggregator=eval_aggregator,
+            config=self.args,
+            prompt_column=prompt_column,
+        )
+        self.run_folder: Path | None = None
+        """Where the last `train` wrote metrics.csv and its checkpoints."""
+        self._wandb_config = None if wandb_config is None else dict(wandb_config)
+        self._root, self._callbacks, self._accelerator = default_root_dir, list(callbacks), accelerator
+
+    def train(self, resume_from_checkpoint: str | os.PathLike[str] | None = None) -> None:
+        """Train on `train_dataset`, logging into a new numbered folder (`run_folder`).
+
+        Args:
+            resume_from_checkpoint: a checkpoint file to go on from.
+        """
+        if self.data.train is None:
+            raise ConfigError("train_dataset is missing: train() needs rows to train on.")
+        self.data.setup("fit")  # refuse bad rows before a folder is made or a model loads
+        self.run_folder = new_run_folder(self._root)
+        checkpoint = None if resume_from_checkpoint is None else os.fspath(resume_from_checkpoint)
+        with quiet():
+            trainer = L.Trainer(
+                accelerator=self._accelerator,
+                devices=1,
+                max_epochs=self.args.num_train_epochs,
+                logger=[MetricsCSV(self.run_folder), *self._trackers()],
+                callbacks=[TeamCheckpoint(), *self._callbacks],
+                default_root_dir=self.run_folder,
+                log_every_n_steps=1,
+                enable_model_summary=False,
+            )
+            trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint)
+
+    def evaluate(self, num_eval_samples: int | None = None) -> dict[str, float]:
+        """Play the first `num_eval_samples` rows (default: `args.eval_num_samples`) of `eval_dataset`, each once.
+
+        Returns the `eval/...` metrics. Changes neither weights nor what training will sample.
+        """
+        if self.data.eval is None:
+            raise ConfigError("eval_dataset is missing: evaluate() needs rows to evaluate on.")
+        self.data.setup("validate")
+        self.module.configure_model()
+        if self._accelerator == "auto" and torch.accelerator.is_available():
+            self.module.to(torch.accelerator.current_accelerator())
+        count = self.args.eval_num_samples if num_eval_samples is None else num_eval_samples
+        return self.module.evaluate(self.data.eval_rows(count))
+
+    def save_model(self, output_dir: str | os.PathLike[str]) -> None:
+        """Save each agent with its tokenizer as `output_dir/agent_0`, `agent_1` ..., loadable by `from_pretrained`."""
+        self.module.save_model(output_dir)
+
+    def _trackers(self) -> list[Any]:
+        if self._wandb_config is None:
+            return []
+        from lightning.pytorch.loggers import WandbLogger
+
+        options = dict(self._wandb_config)
+        folder = options.pop("dir", self.run_folder)
+        return [WandbLogger(save_dir=folder, **options)]
+
+
+class MARLOOTrainer(MAGRPOTrainer):
+    """Trains N cooperating agents with the leave-one-out baseline."""
+
+    config_class = MARLOOConfig
+    algorithm = "marloo"
+
+
+class MAReMaxTrainer(MAGRPOTrainer):
+    """Trains N cooperating agents against the group's largest return."""
+
+    config_class = MAReMaxConfig
+    algorithm = "maremax"
+
+
+class MAREINFORCETrainer(MAGRPOTrainer):
+    """Trains N cooperating agents without a baseline."""
+
+    config_class = MAREINFORCEConfig
+    algorithm = "mareinforce"

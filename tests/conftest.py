@@ -1,0 +1,57 @@
+"""What every test shares. It is imported before `mareinforce`, so that the shapes of its numerics are checked."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a hub
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from jaxtyping import install_import_hook
+
+# the rooms in which tensors have shapes; elsewhere wrong types are refused in words, which tests look at
+install_import_hook(
+    ["mareinforce.algorithms", "mareinforce.agents.scoring", "mareinforce.rollout"], "beartype.beartype"
+)
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("tests", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def _same_start():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def words():
+    """A word tokenizer with a pad token of its own."""
+    from tests.models import word_tokenizer
+
+    return word_tokenizer()
+
+
+@pytest.fixture
+def word_count(words):
+    return len(words)
+
+
+@pytest.fixture
+def gpt2(word_count):
+    """GPT-2, absolute positions, no dropout."""
+    from tests.models import gpt2_model
+
+    return gpt2_model(word_count)
+
+
+@pytest.fixture
+def llama(word_count):
+    """Llama, rotary positions."""
+    from tests.models import llama_model
+
+    return llama_model(word_count)

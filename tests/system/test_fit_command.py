@@ -1,0 +1,151 @@
+"""`python -m mareinforce.fit` and `python -m mareinforce.evaluate`, as a user runs them, on models of a few weights."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import mareinforce.cli  # noqa: F401 (Lightning keeps the stderr it is imported with)
+from mareinforce import evaluate, fit
+from tests.models import llama_model, word_tokenizer
+
+MY_TASK = """
+def reward(first, second):
+    return [float(len(a) <= len(b)) for a, b in zip(first, second)]
+
+def failing(first, second):
+    return [1 / 0 for _ in first]
+
+def wrong_length(first, second):
+    return [1.0]
+"""
+ROWS = [{"prompt": "a b"}, {"prompt": "c d e"}, {"prompt": "f"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """A user's folder: a recipe, a task and a model."""
+    tokenizer = word_tokenizer()
+    llama_model(len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "my_task.py").write_text(MY_TASK)
+    recipe = {
+        "seed_everything": 1,
+        "model": {
+            "agent_model": "model",
+            "reward_func": "my_task.reward",
+            "config": {"num_turns": 1, "num_train_epochs": 2, "num_generations": 4, "max_new_tokens": 3,
+                       "agent_learning_rate": 1e-3, "rollout_buffer_size": 1, "logging_steps": 1, "eval_interval": 2,
+                       "eval_num_samples": 2},
+        },
+        "data": {"train": ROWS, "eval": ROWS},
+        "trainer": {"accelerator": "cpu"},
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "my_task", raising=False)
+    return tmp_path
+
+
+def command(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-W", "always::UserWarning", "-m", f"mareinforce.{name}", *arguments],
+        capture_output=True, text=True, timeout=300, env={"PYTHONPATH": str(root), "PATH": "", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_from_the_command_line(folder: Path) -> None:
+    done = command("fit", "--config", "recipe.yaml", "--model.algorithm", "marloo")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Warning|\.py:\d+: ", done.stderr) is None, done.stderr
+    turn, place = done.stdout.splitlines()[-2:]
+    assert turn.startswith("turn 1 reward: ")
+    assert turn.endswith("(first and last 1 of 6 rows)")
+    assert place == "run folder: runs/run_0001"
+    run = folder / "runs" / "run_0001"
+    trained = [row for row in rows(run) if row["turn_1/reward_mean"]]
+    assert list(trained[0])[:3] == ["step", "turn_1/reward_mean", "turn_1/expected_return"]
+    assert [int(row["step"]) for row in trained] == [4, 8, 12, 16, 20, 24]
+    assert [float(row["batch"]) for row in trained] == [1, 2, 3, 4, 5, 6]
+    assert [float(row["updates"]) for row in trained] == [1, 2, 3, 4, 5, 6]
+    assert [int(row["step"]) for row in rows(run) if row["eval/turn_1/reward_mean"]] == [0, 8, 12, 20]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["batch=6-updates=6.ckpt"]
+    for agent in ("agent_0", "agent_1"):
+        AutoModelForCausalLM.from_pretrained(run / "agents" / agent)
+        AutoTokenizer.from_pretrained(run / "agents" / agent)
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert (saved["model"]["algorithm"], saved["seed_everything"]) == ("marloo", 1)
+
+
+def test_the_saved_config_gives_the_same_run(folder: Path, capsys) -> None:
+    assert fit.main(["--config", "recipe.yaml", "--trainer.enable_progress_bar", "false"]) == 0
+    assert fit.main(["--config", "runs/run_0001/config.yaml"]) == 0
+    assert fit.main(["--config", "runs/run_0001/config.yaml", "--seed_everything", "2"]) == 0
+    first, second, third = ((folder / f"runs/run_000{n}/metrics.csv").read_text() for n in (1, 2, 3))
+    assert first == second != third
+
+
+def test_evaluation_prints_metrics_and_writes_nothing(folder: Path, capsys) -> None:
+    assert fit.main(["--config", "recipe.yaml", "--trainer.enable_progress_bar", "false"]) == 0
+    before = sorted(folder.rglob("*"))
+    printed = []
+    for arguments in (["recipe.yaml"], ["recipe.yaml", "--ckpt_path", "last"], ["runs/run_0001/config.yaml"]):
+        capsys.readouterr()
+        assert evaluate.main(["--config", *arguments, "--trainer.enable_progress_bar", "false"]) == 0
+        printed.append(json.loads(capsys.readouterr().out))
+    assert set(printed[0]) >= {"eval/turn_1/reward_mean", "eval/turn_1/expected_return"}
+    assert printed[0] == printed[2]
+    assert 0 <= printed[1]["eval/turn_1/reward_mean"] <= 1
+    assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts] == [
+        path for path in before if "__pycache__" not in path.parts
+    ]
+
+
+def test_a_users_bug_shows_the_users_traceback(folder: Path, capsys) -> None:
+    assert fit.main(["--config", "recipe.yaml", "--model.reward_func", "my_task.failing"]) == 1
+    said = capsys.readouterr().err
+    assert 'my_task.py", line 6, in' in said
+    assert "ZeroDivisionError" in said
+    assert "mareinforce/" not in said
+    assert said.splitlines()[-1].startswith("error: reward_func my_task.failing raised ZeroDivisionError")
+    assert not list(folder.rglob("agents"))
+
+
+def test_a_reward_of_wrong_length_stops_with_a_sentence(folder: Path, capsys) -> None:
+    assert fit.main(["--config", "recipe.yaml", "--model.reward_func", "my_task.wrong_length"]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("error: reward_func my_task.wrong_length")
+
+
+def test_a_missing_model_and_a_missing_column_stop_with_a_sentence(folder: Path, capsys) -> None:
+    for arguments, words in [
+        (["--model.agent_model", "./no_model"], "no_model"),
+        (["--data.prompt_column", "question"], "'question'"),
+    ]:
+        assert fit.main(["--config", "recipe.yaml", *arguments]) == 1
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        assert said.splitlines()[-1].startswith("error: ")
+        assert words in said.splitlines()[-1]
+
+
+def test_training_ends_after_max_updates_and_is_saved_there(folder: Path, capsys) -> None:
+    assert fit.main(["--config", "recipe.yaml", "--model.config.max_updates", "2"]) == 0
+    assert [path.name for path in folder.rglob("*.ckpt")] == ["batch=2-updates=2.ckpt"]
+    assert [float(row["updates"]) for row in rows(folder / "runs/run_0001") if row["turn_1/reward_mean"]] == [1, 2]

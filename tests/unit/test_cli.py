@@ -1,0 +1,434 @@
+"""The command line in one process: what is read, what sets what, what is refused and in which words."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from mareinforce import fit
+from mareinforce.checkpoint import TeamCheckpoint
+from mareinforce.cli import MareinforceCLI
+from mareinforce.csv_log import MetricsCSV
+from mareinforce.errors import ConfigError, MareinforceError
+from mareinforce.parse_errors import nearest_key
+from mareinforce.reporting import quiet
+from mareinforce.trainer_rules import check_trainer
+
+REAL_FIT = MareinforceCLI.fit
+REAL_TRAINER_FIT = Trainer.fit
+MY_TASK = """
+def reward(first, second):
+    return [0.0] * len(first)
+
+def any_number(*texts):
+    return [0.0] * len(texts[0])
+
+class Scale:
+    def __init__(self, factor: float):
+        self.factor = factor
+    def __call__(self, reward):
+        return self.factor * reward
+"""
+RECIPE = {
+    "model": {
+        "agent_model": "tiny-story",
+        "reward_func": "my_task.reward",
+        "config": {"num_turns": 1, "num_train_epochs": 3, "agent_learning_rate": 1e-3},
+    },
+    "data": {"train": [{"prompt": "a b"}]},
+    "trainer": {"accelerator": "cpu"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """The user's folder, in which nothing is trained: what matters is what would be."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_task", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(MareinforceCLI, "fit", lambda self, **_: None)
+    monkeypatch.setattr(MareinforceCLI, "after_fit", lambda self: None)
+    (tmp_path / "my_task.py").write_text(MY_TASK)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    return tmp_path
+
+
+def parse(*arguments: str, text: str | None = None) -> MareinforceCLI:
+    if text is not None:
+        Path("overlay.yaml").write_text(text)
+        arguments = ("--config", "overlay.yaml", *arguments)
+    return build("--config", "recipe.yaml", *arguments)
+
+
+def build(*arguments: str) -> MareinforceCLI:
+    with quiet():
+        return MareinforceCLI("fit", list(arguments))
+
+
+def refusal(*arguments: str, text: str | None = None) -> str:
+    with pytest.raises(MareinforceError) as error:
+        parse(*arguments, text=text)
+    assert not Path("runs").exists(), "refused before anything was written"
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# what is read
+
+
+def test_a_recipe_is_read_and_the_users_function_is_found_in_the_current_folder(folder: Path) -> None:
+    cli = parse()
+    assert (cli.model.config.num_turns, cli.model.config.num_agents, cli.model.team) == (1, 2, None)
+    assert cli.config["fit"].model.reward_func.__module__ == "my_task"
+
+
+@pytest.mark.parametrize(
+    ("written", "rate"),
+    [("5e-5", 5e-5), ("1e-4", 1e-4), ("5.0e-5", 5e-5), ('"5e-5"', 5e-5), (".5", 0.5), ("[5e-5, 1e-4]", [5e-5, 1e-4]),
+     ('[5.0e-5, "1e-4"]', [5e-5, 1e-4])],
+)  # fmt: skip
+def test_every_way_to_write_a_number_is_that_number(folder: Path, written: str, rate: Any) -> None:
+    in_yaml = parse(text=f"model: {{config: {{agent_learning_rate: {written}}}}}")
+    overridden = parse(f"--model.config.agent_learning_rate={written}")
+    assert in_yaml.model.config.agent_learning_rate == overridden.model.config.agent_learning_rate == rate
+    assert build("--config", _saved_config(overridden)).model.config == overridden.model.config
+
+
+def _saved_config(cli: MareinforceCLI) -> str:
+    path = cli.run_folder / "config.yaml"
+    for callback in cli.trainer.callbacks:
+        if type(callback).__name__ == "SaveConfigCallback":
+            with quiet():
+                callback.setup(cli.trainer, cli.model, "fit")
+    return str(path)
+
+
+def test_a_whole_number_with_an_exponent_is_refused_by_name(folder: Path) -> None:
+    for message in (
+        refusal(text="model: {config: {max_new_tokens: 1e2}}"), refusal("--model.config.max_new_tokens", "1e2")
+    ):  # fmt: skip
+        assert message == (
+            "model.config.max_new_tokens=100.0: must be a whole number, written without point or exponent."
+        )
+    assert parse("--model.config.max_new_tokens", "100").model.config.max_new_tokens == 100
+
+
+def test_a_number_for_a_text_is_refused_and_asks_for_quotes(folder: Path) -> None:
+    for key, text in [
+        ("data.prompt_column", "data: {prompt_column: 1e3}"), ("model.agent_model", "model: {agent_model: 1e3}")
+    ]:  # fmt: skip
+        assert refusal(text=text) == (
+            f"{key}=1000.0: this is read as a number where text is wanted; put quotes around it."
+        )
+    assert parse(text='data: {prompt_column: "1e3"}').datamodule.prompt_column == "1e3"
+    assert parse("--data.prompt_column", "1e3").datamodule.prompt_column == "1e3"
+    assert parse("--data.prompt_column", '"1e3"').datamodule.prompt_column == "1e3"
+
+
+@pytest.mark.parametrize("seed", ["7", '"7"'])
+def test_the_seed_may_be_quoted(folder: Path, seed: str) -> None:
+    assert parse(text=f"seed_everything: {seed}").model.seed == 7
+    assert parse("--seed_everything", seed).model.seed == 7
+
+
+def test_without_a_seed_runs_are_equal(folder: Path) -> None:
+    assert parse().model.seed == parse().model.seed == 0
+
+
+def test_a_callable_class_takes_init_args(folder: Path) -> None:
+    cli = parse(text="model: {reward_processor: {class_path: my_task.Scale, init_args: {factor: 1e2}}}")
+    assert cli.model._reward._processor.func(2.0) == 200.0
+
+
+# what sets what
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mode"), [("magrpo", "mean"), ("marloo", "rloo"), ("maremax", "max"), ("mareinforce", "raw")]
+)
+def test_the_algorithm_sets_the_advantage_mode(folder: Path, algorithm: str, mode: str) -> None:
+    assert parse("--model.algorithm", algorithm).model.config.advantage_mode == mode
+
+
+def test_the_number_of_agents_sets_its_twin_and_follows_the_list_of_agents(folder: Path) -> None:
+    listed = ("--model.agent_model", "null", "--model.agents", "[a, b, c]", "--model.reward_func", "my_task.any_number")
+    assert "model.num_agents=2, but model.agents lists 3" in refusal(*listed, "--model.num_agents", "2")
+    cli = parse(*listed)
+    assert cli.model.config.num_agents == len(cli.model.updates) == 3
+    assert parse("--model.num_agents", "3", *listed[4:]).model.config.num_agents == 3
+
+
+def test_a_twin_that_contradicts_is_refused_and_one_that_agrees_is_not(folder: Path) -> None:
+    assert refusal(text="model: {config: {advantage_mode: rloo}}") == (
+        "model.config.advantage_mode='rloo' contradicts model.algorithm='magrpo', which sets it: give "
+        "model.algorithm: marloo instead."
+    )
+    assert "give model.algorithm instead" in refusal("--model.config.advantage_mode", "mean")
+    assert "model.config.num_agents=3, but model.num_agents=2" in refusal(text="model: {config: {num_agents: 3}}")
+    assert "give model.num_agents instead" in refusal("--model.config.num_agents", "2")
+    assert parse(text="model: {algorithm: marloo, config: {advantage_mode: rloo, num_agents: 2}}").model is not None
+
+
+def test_epochs_come_from_the_config_unless_the_trainer_is_told(folder: Path) -> None:
+    assert parse().trainer.max_epochs == 3
+    assert parse("--trainer.max_epochs", "2").trainer.max_epochs == 2
+
+
+# where a run's files go
+
+
+def test_every_run_has_a_new_folder_with_a_config_that_gives_the_same_run(folder: Path) -> None:
+    first = parse("--model.config.agent_learning_rate", "[5e-5, 1e-4]", "--model.algorithm", "maremax")
+    assert first.run_folder == Path("runs/run_0001")
+    path = _saved_config(first)
+    again = build("--config", path)
+    assert again.run_folder == Path("runs/run_0002")
+    assert again.model.config == first.model.config
+    assert Path(_saved_config(again)).read_text() == Path(path).read_text()
+    assert build("--config", path, "--model.algorithm", "marloo").model.config.advantage_mode == "rloo"
+
+
+def test_another_parent(folder: Path) -> None:
+    cli = parse("--trainer.default_root_dir", "other")
+    assert cli.trainer.default_root_dir == str(Path("other/run_0001"))
+    assert cli.trainer.log_dir == str(Path("other/run_0001"))
+
+
+def test_metrics_csv_is_always_there_and_comes_first(folder: Path) -> None:
+    assert [type(logger) for logger in parse().trainer.loggers] == [MetricsCSV]
+    assert [type(logger) for logger in parse("--trainer.logger", "false").trainer.loggers] == [MetricsCSV]
+    own = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: own}}"
+    for written in (own, f"[{own}]"):
+        cli = parse(text=f"trainer: {{logger: {written}}}")
+        assert [type(logger) for logger in cli.trainer.loggers] == [MetricsCSV, CSVLogger]
+        assert cli.trainer.log_dir == str(cli.run_folder)
+
+
+def test_checkpoints_are_the_teams_unless_others_are_listed_or_none_are_wanted(folder: Path) -> None:
+    def kinds(cli: MareinforceCLI) -> list[type]:
+        return [type(callback) for callback in cli.trainer.checkpoint_callbacks]
+
+    assert kinds(parse()) == [TeamCheckpoint]
+    other = "lightning.pytorch.callbacks.ModelCheckpoint"
+    assert kinds(parse(text=f"trainer: {{callbacks: [{{class_path: {other}}}]}}")) == [ModelCheckpoint]
+    assert kinds(parse("--trainer.callbacks+=lightning.pytorch.callbacks.LambdaCallback")) == [TeamCheckpoint]
+    assert kinds(parse("--trainer.enable_checkpointing", "false")) == []
+
+
+def test_lightning_does_not_evaluate_by_itself(folder: Path) -> None:
+    assert parse().trainer.limit_val_batches == 0
+    assert parse().trainer.num_sanity_val_steps == 0
+
+
+def test_the_last_checkpoint_is_looked_for_below_the_parent_and_gone_on_with_in_its_folder(folder: Path) -> None:
+    assert "ckpt_path=last: there is no whole checkpoint in any run folder below 'runs'" in refusal(
+        "--ckpt_path", "last"
+    )
+    assert "ckpt_path='no.ckpt': there is no such file" in refusal("--ckpt_path", "no.ckpt")
+    first = parse()
+    trainer = Trainer(accelerator="cpu", logger=False, max_epochs=0, enable_progress_bar=False)
+    path = first.run_folder / "checkpoints" / "batch=1-updates=1.ckpt"
+    trainer.strategy.connect(first.model)
+    trainer.save_checkpoint(path, weights_only=True)
+    cli = parse("--ckpt_path", "last")
+    assert cli.run_folder == first.run_folder
+    assert cli.config_init["fit"].ckpt_path == str(path)
+    assert "ckpt_path: null" in Path(_saved_config(cli)).read_text()
+    assert len(list(Path("runs").iterdir())) == 1
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("argument", "values", "names"),
+    [
+        ("max_steps", [5], "model.config.max_updates"),
+        ("min_steps", [5], "leave it out"),
+        ("max_epochs", [-1], "model.config.max_updates"),
+        ("gradient_clip_val", [1.0, 0], "model.config.max_grad_norm"),
+        ("gradient_clip_algorithm", ["value"], "model.config.max_grad_norm"),
+        ("accumulate_grad_batches", [2], "model.config.train_batch_size"),
+        ("precision", ["bf16-true", "16-true"], "hardly ever changes"),
+        ("precision", ["16-mixed", 16, "16"], "bf16-mixed"),
+        ("strategy", ["fsdp", "fsdp_cpu_offload", "deepspeed_stage_3", FSDPStrategy()], "cannot shard"),
+        ("strategy", ["ddp", "ddp_notebook"], "one process"),
+        ("devices", [2, "2", -1, "-1", [0, 1], "0,1"], "one device"),
+        ("num_nodes", [2], "one device"),
+        ("use_distributed_sampler", [True], "data module"),
+        ("barebones", [True], "metrics.csv"),
+        ("val_check_interval", [2, 0.5], "model.config.eval_interval"),
+        ("check_val_every_n_epoch", [2, None], "model.config.eval_interval"),
+        ("limit_val_batches", [2, 0.5], "model.config.eval_num_samples"),
+        ("num_sanity_val_steps", [2, -1], "model.config.eval_interval"),
+    ],
+)
+def test_trainer_arguments_that_would_mislead_are_refused(argument: str, values: list[Any], names: str) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=rf"^trainer\.{argument}=") as error:
+            check_trainer({argument: value}, training=True)
+        assert names in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "values"),
+    [("max_steps", [-1]), ("precision", [None, 32, "32-true", "bf16-mixed"]), ("strategy", ["auto", "single_device"]),
+     ("devices", ["auto", 1, "1", [3], "0,"]), ("max_epochs", [None, 0, 3]), ("limit_val_batches", [None, 0]),
+     ("accumulate_grad_batches", [1]), ("limit_train_batches", [2, 0.5]), ("use_distributed_sampler", [False])],
+)  # fmt: skip
+def test_trainer_arguments_that_do_what_they_say_are_taken(argument: str, values: list[Any]) -> None:
+    for value in values:
+        check_trainer({argument: value}, training=True)
+
+
+def test_evaluation_alone_may_be_limited() -> None:
+    check_trainer({"limit_val_batches": 2}, training=False)
+
+
+@pytest.mark.parametrize("argument", ["max_steps", "accumulate_grad_batches"])
+def test_trainer_refusals_come_before_anything_is_built(folder: Path, argument: str) -> None:
+    assert refusal(f"--trainer.{argument}", "2").startswith(f"trainer.{argument}=2: ")
+    assert refusal(text=f"trainer: {{{argument}: 2}}").startswith(f"trainer.{argument}=2: ")
+
+
+def test_devices_auto_means_one(folder: Path) -> None:
+    assert parse("--trainer.devices", "auto").trainer.num_devices == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("model.config.num_turn", "model.config.num_turns"),
+        ("model.num_turns", "model.config.num_turns"),
+        ("model.algoritm", "model.algorithm"),
+        ("trainer.device", "trainer.devices"),
+        ("data.trein", "data.train"),
+        ("dataset.train", "data.train"),
+        ("modle.algorithm", "model.algorithm"),
+    ],
+)
+def test_unknown_keys_are_refused_with_the_near_match(folder: Path, key: str, near: str) -> None:
+    expected = f"{key}: there is no such key. Did you mean {near!r}?"
+    assert refusal(f"--{key}", "3") == expected
+    nested: Any = 3
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    assert refusal(text=yaml.safe_dump(nested)) == expected
+
+
+def test_a_key_like_no_other_gets_no_suggestion() -> None:
+    known = ["model.config.top_p", "model.config.top_k", "trainer.devices"]
+    assert nearest_key("model.config.zzzzzz", known) == ""
+    assert nearest_key("model.config.topp", known) == " Did you mean 'model.config.top_p'?"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model.algorithm", "marlo"],
+         "model.algorithm=marlo: must be magrpo | marloo | maremax | mareinforce. Did you mean 'marloo'?"),
+        (["--model.config.num_turns", "two"], "model.config.num_turns=two: must be a whole number"),
+        (["--model.config.mask_truncated", "3"], "model.config.mask_truncated=3: must be true or false."),
+        (["--model.config.advantage_normalization", "skale"], "must be true or false or scale. Did you mean 'scale'?"),
+        (["--model.config.num_generations", "1"], "num_generations=1: must be at least 2"),
+        (["--model.config.value_clip_range", "0.2"], "there is no critic"),
+        (["--model.config.num_turns", "2"], "num_turns=2 needs external_transition"),
+        (["--model.reward_func", "my_task.rewad"],
+         "model.reward_func=my_task.rewad: this function cannot be found: module 'my_task' has no attribute 'rewad'."),
+        (["--model.reward_func", "no_task.reward"], "cannot be found: No module named 'no_task'."),
+        (["--model.reward_func", "reward"], "model.reward_func=reward: must be a dotted path such as my_task.reward"),
+        (["--model.config.num_turns"], "--model.config.num_turns: expected one argument"),
+        (["train"], "'train' on the command line belongs to no key: write --KEY VALUE."),
+        (["--config", "none.yaml"], "File does not exist"),
+        (["--trainer.callbacks+={class_path: lightning.pytorch.callbacks.Timer, init_args: {foo: 1}}"],
+         "Option 'foo' is not accepted"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_refused_in_words(folder: Path, arguments: list[str], says: str) -> None:
+    assert says in refusal(*arguments)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "model: ["])
+def test_a_file_that_is_no_configuration_is_refused(folder: Path, text: str) -> None:
+    assert "config" in refusal(text=text)
+
+
+def test_a_missing_reward_is_refused(folder: Path) -> None:
+    assert "reward_func is missing" in refusal(text="model: {reward_func: null}")
+
+
+# how it ends
+
+
+def main(capsys, *arguments: str) -> tuple[int, str]:
+    status = fit.main(["--config", "recipe.yaml", *arguments])
+    return status, capsys.readouterr().err
+
+
+def test_a_refusal_is_one_sentence_and_status_one(folder: Path, capsys) -> None:
+    status, said = main(capsys, "--model.config.num_turn", "3")
+    assert status == 1
+    assert said == "error: model.config.num_turn: there is no such key. Did you mean 'model.config.num_turns'?\n"
+
+
+def test_a_users_module_that_fails_to_import_shows_its_own_traceback(folder: Path, capsys) -> None:
+    (folder / "broken_task.py").write_text("def reward(a, b): ...\nraise ValueError('boom')\n")
+    status, said = main(capsys, "--model.reward_func", "broken_task.reward")
+    assert status == 1
+    assert 'broken_task.py", line 2' in said
+    assert said.endswith(
+        "error: model.reward_func=broken_task.reward: importing broken_task raised ValueError: boom.\n"
+    )
+    assert "mareinforce/" not in said
+
+
+def test_interruption_and_bugs_have_their_own_endings(folder: Path, capsys, monkeypatch) -> None:
+    def raising(error: BaseException) -> int:
+        def run(self: Any, **_: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(MareinforceCLI, "fit", run)
+        return main(capsys)
+
+    assert raising(KeyboardInterrupt())[0] == 130
+    assert raising(SystemExit(143))[0] == 143
+    status, said = raising(RuntimeError("ours"))
+    assert status == 1
+    assert "Traceback" in said
+    assert said.endswith("RuntimeError: ours\n")
+
+
+def test_signals_have_their_exit_status_whatever_lightning_makes_of_them(folder: Path, capsys, monkeypatch) -> None:
+    def interrupted(self: Trainer, *_: Any, **__: Any) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            sys.exit(1)
+
+    def terminated(self: Trainer, *_: Any, **__: Any) -> None:
+        raise SIGTERMException
+
+    def left(self: Trainer, *_: Any, **__: Any) -> None:
+        sys.exit(3)
+
+    monkeypatch.setattr(MareinforceCLI, "fit", REAL_FIT)
+    for behaviour, status in [(interrupted, 130), (terminated, 143), (left, 3)]:
+        monkeypatch.setattr(Trainer, "fit", functools.wraps(REAL_TRAINER_FIT)(behaviour))  # its arguments are keys
+        assert main(capsys)[0] == status
+
+
+def test_help_explains_the_fields(folder: Path, capsys) -> None:
+    assert fit.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "usage: python -m mareinforce.fit" in shown
+    assert "Weight of the next turn's return" in shown

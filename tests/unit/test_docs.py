@@ -1,0 +1,181 @@
+"""The documentation names every field and every column, with its default, and its Python examples are Python."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import textwrap
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mareinforce import MAGRPOConfig, MAGRPOTrainer
+from mareinforce.config_rules import NOT_YET
+from mareinforce.csv_log import read_metrics
+from tests.models import table_model, table_tokenizer
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+RUNNABLE = "# runnable"
+NOT_YET_MARK = "(not yet)"
+
+_FENCE = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_ROW = re.compile(r"^\| `(?P<name>[^`]+)` \| (?P<rest>.*) \|$", re.MULTILINE)
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+def python_blocks(text: str) -> Iterator[tuple[int, str]]:
+    """The line where each fenced Python block begins, and its code."""
+    return ((text[: found.start(2)].count("\n"), textwrap.dedent(found[2])) for found in _FENCE.finditer(text))
+
+
+def compiled(page: str, line: int, code: str) -> Any:
+    """The block, with the page's own line numbers in its errors. Raises SyntaxError if it is not Python."""
+    return compile("\n" * line + code, page, "exec")
+
+
+def first_cells(text: str) -> dict[str, str]:
+    """Name in the first cell of every table row -> the rest of the row."""
+    return {found["name"]: found["rest"] for found in _ROW.finditer(text)}
+
+
+def documented_defaults(text: str) -> dict[str, Any]:
+    """Field -> the default that its row states, read as YAML would."""
+    return {name: _value(rest.split(" | ")[0].strip("` ")) for name, rest in first_cells(text).items()}
+
+
+def _value(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return tuple(value) if isinstance(value, list) else value
+
+
+def wrong_fields(text: str, fields: Mapping[str, Any]) -> list[str]:
+    """Fields without a row, rows without a field, and rows that state another default."""
+    stated = documented_defaults(text)
+    missing = [f"{name} is missing" for name in fields if name not in stated]
+    surplus = [f"{name} is no field" for name in stated if name not in fields]
+    wrong = [
+        f"{name}: {stated[name]!r} is not {default!r}"
+        for name, default in fields.items()
+        if name in stated and (stated[name] != default or type(stated[name]) is not type(default))
+    ]
+    return missing + surplus + wrong
+
+
+def pattern_of(column: str) -> str:
+    """A column's name without its numbers, as the table writes it: `turn_k/...`, `agent_i/...`."""
+    return re.sub(r"agent_\d+/", "agent_i/", re.sub(r"turn_\d+/", "turn_k/", column))
+
+
+def wrong_columns(text: str, columns: Collection[str]) -> list[str]:
+    """Columns without a row in the table, and rows of the table that no column fits."""
+    stated, logged = set(first_cells(text)), {pattern_of(column) for column in columns}
+    missing = [f"{name} is missing" for name in sorted(logged - stated)]
+    return missing + [f"{name} is not logged" for name in sorted(stated - logged)]
+
+
+def dead_links(text: str) -> list[str]:
+    """Pages that are linked to and are not there."""
+    linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    return [target for target in linked if not (DOCS / target).exists()]
+
+
+CONFIGURATION = (DOCS / "configuration.md").read_text(encoding="utf-8")
+METRICS = (DOCS / "metrics.md").read_text(encoding="utf-8")
+FIELDS = {field.name: field.default for field in dataclasses.fields(MAGRPOConfig)}
+
+
+class TestConfiguration:
+    def test_every_field_has_a_row_with_its_default(self):
+        assert wrong_fields(CONFIGURATION, FIELDS) == []
+
+    def test_a_field_that_is_not_there_or_has_another_default_is_reported(self):
+        assert wrong_fields(CONFIGURATION, {**FIELDS, "made_up": 1}) == ["made_up is missing"]
+        assert wrong_fields(CONFIGURATION, {**FIELDS, "num_turns": 3}) == ["num_turns: 2 is not 3"]
+        assert wrong_fields(CONFIGURATION, {**FIELDS, "eval_interval": 16.0}) == ["eval_interval: 16 is not 16.0"]
+        without = {name: default for name, default in FIELDS.items() if name != "seed"}
+        assert wrong_fields(CONFIGURATION, without) == ["seed is no field"]
+
+    def test_what_is_refused_as_yet_is_marked_and_nothing_else(self):
+        marked = {name for name, rest in first_cells(CONFIGURATION).items() if NOT_YET_MARK in rest}
+        assert marked == set(NOT_YET)
+        assert marked != {*NOT_YET, "num_turns"}
+
+
+@pytest.fixture(scope="module")
+def logged_columns(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The columns of a run that logs everything: two turns, old samples, importance weights, evaluation."""
+    texts = ["<eos>", "go", "a", "b"]
+
+    def reward(first: list[str], second: list[str]) -> dict[str, list[float]]:
+        values = [float(one == other) + len(one) / 10 for one, other in zip(first, second, strict=True)]
+        return {"reward": values, "COMPONENT": values}
+
+    trainer = MAGRPOTrainer(
+        agents=[table_model(len(texts), eos_token_id=0) for _ in range(2)],
+        tokenizer=table_tokenizer(texts),
+        reward_func=reward,
+        external_transition=lambda prompt: [prompt, prompt],
+        eval_logger=lambda batch_items: [{} for _ in batch_items],
+        eval_aggregator=lambda metrics: {"NAME": float(len(metrics))},
+        train_dataset=["go", "go"],
+        eval_dataset=["go"],
+        args=MAGRPOConfig(
+            num_train_epochs=1,
+            max_new_tokens=2,
+            early_termination_threshold=None,
+            importance_sampling="token",
+            logging_steps=1,
+        ),
+        default_root_dir=tmp_path_factory.mktemp("runs"),
+        accelerator="cpu",
+    )
+    trainer.train()
+    assert trainer.run_folder is not None
+    rows = read_metrics(trainer.run_folder / "metrics.csv")
+    assert any(float(row["agent_0/sample_age"] or 0) > 0 for row in rows)
+    return [column.replace("COMPONENT", "<component>").replace("NAME", "<name>") for column in rows[0]]
+
+
+class TestMetrics:
+    def test_every_column_has_a_row_and_every_row_a_column(self, logged_columns):
+        assert wrong_columns(METRICS, logged_columns) == []
+
+    def test_a_column_without_a_row_and_a_row_without_a_column_are_reported(self, logged_columns):
+        assert wrong_columns(METRICS, [*logged_columns, "agent_7/made_up"]) == ["agent_i/made_up is missing"]
+        fewer = [column for column in logged_columns if not column.endswith("/grad_norm")]
+        assert wrong_columns(METRICS, fewer) == ["agent_i/grad_norm is not logged"]
+
+
+class TestExamples:
+    @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+    def test_every_python_block_compiles_and_the_runnable_ones_run(self, page):
+        for line, code in python_blocks(page.read_text(encoding="utf-8")):
+            program = compiled(page.name, line, code)
+            if code.startswith(RUNNABLE):
+                exec(program, {"__name__": "example"})
+
+    def test_blocks_are_found_and_a_broken_one_is_reported_at_its_line(self):
+        pages = [page.read_text(encoding="utf-8") for page in PAGES]
+        found = [code for text in pages for _, code in python_blocks(text)]
+        assert len(found) == sum(text.count("```python") for text in pages)
+        assert sum(code.startswith(RUNNABLE) for code in found) == sum(text.count(RUNNABLE) for text in pages) > 5
+        text = "one\n\n  ```python\n  x = 1\n  ```\n\n```python\n# runnable\nassert x ==\n```\n"
+        (_, good), (line, bad) = python_blocks(text)
+        assert good == "x = 1\n"
+        with pytest.raises(SyntaxError) as error:
+            compiled("page.md", line, bad)
+        assert error.value.lineno == 9
+
+    def test_links_between_pages_lead_somewhere(self):
+        texts = [page.read_text(encoding="utf-8") for page in PAGES]
+        assert [dead_links(text) for text in texts] == [[]] * len(PAGES)
+        assert dead_links("[a](metrics.md) [b](no_such_page.md#x) [c](https://example.org)") == ["no_such_page.md"]

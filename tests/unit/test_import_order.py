@@ -1,0 +1,97 @@
+"""Imports point one way, callbacks are nobody's, and the package lists what it holds."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "mareinforce"
+
+LAYERS = [
+    {"errors", "types", "calling", "config", "config_rules", "quiet", "run_folder", "assets"},
+    {"algorithms", "rollout.tree"},
+    {"rewards", "agents", "data", "tasks"},
+    {"rollout"},
+    {"optim", "metrics", "checkpoint", "csv_log", "notices", "evaluation"},
+    {"module"},
+    {"cli", "trainers", "parse_errors", "trainer_rules", "reporting", "run_summary"},
+    {"fit", "evaluate"},
+]
+"""Rooms of one set may import each other and everything in the sets above."""
+
+
+def layer(name: str) -> int:
+    """The index of the layer a module (without the package's name) lives in; its longest listed prefix decides."""
+    for length in range(len(name.split(".")), 0, -1):
+        prefix = ".".join(name.split(".")[:length])
+        for index, rooms in enumerate(LAYERS):
+            if prefix in rooms:
+                return index
+    raise AssertionError(f"{name} is in no layer")
+
+
+def imports(source: str) -> Iterator[str]:
+    """The modules of ours that a file imports when it runs (what only type checkers import does not count)."""
+    tree = ast.parse(source)
+    unseen = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in unseen:
+            continue
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("mareinforce", "callbacks"):
+            yield from ([node.module] if node.module != "mareinforce" else [f"mareinforce.{a.name}" for a in node.names])
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.split(".")[0] in ("mareinforce", "callbacks"))
+
+
+def violations(module: str, source: str) -> list[str]:
+    """What a module imports from a later layer, or from the callbacks."""
+    found = []
+    for imported in imports(source):
+        inside = imported.removeprefix("mareinforce").removeprefix(".")
+        if imported.startswith(("callbacks", "mareinforce.callbacks")) or (inside and layer(inside) > layer(module)):
+            found.append(f"{module} imports {imported}")
+    return found
+
+
+def test_imports_point_one_way():
+    found = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        if module != "__init__":  # the lazy front door names everything and imports nothing
+            found += violations(module, file.read_text())
+    assert found == []
+
+
+def test_a_wrong_import_is_found():
+    assert violations("algorithms.loss", "from mareinforce.module import MultiAgentReinforce")
+    assert violations("types", "import mareinforce.rollout.expand")
+    assert violations("module", "from mareinforce.callbacks import anything")
+    assert not violations("module", "from mareinforce.rollout.expand import Episode")
+
+
+def test_the_package_lists_all_its_folders():
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {"mareinforce." + ".".join(f.parent.relative_to(PACKAGE).parts) for f in PACKAGE.rglob("__init__.py")}
+    assert listed == {name.rstrip(".") for name in folders} | {"mareinforce.callbacks"}
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    heavy = "torch lightning transformers datasets".split()
+    program = f"import sys, mareinforce; print([name for name in {heavy!r} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.strip() == "[]"
+
+
+def test_no_file_has_outgrown_its_room():
+    lengths = {str(file): len(file.read_text().splitlines()) for file in PACKAGE.rglob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}

@@ -1,0 +1,47 @@
+"""Numbered run folders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mareinforce.run_folder import new_run_folder
+
+
+def test_folders_are_numbered_from_one_and_on(tmp_path: Path) -> None:
+    parent = tmp_path / "deep" / "runs"
+    assert [new_run_folder(parent).name for _ in range(3)] == ["run_0001", "run_0002", "run_0003"]
+
+
+def test_numbers_go_on_above_the_highest_and_other_names_count_for_nothing(tmp_path: Path) -> None:
+    for name in ("run_0007", "run_x", "run_0009_old", "other"):
+        (tmp_path / name).mkdir()
+    assert new_run_folder(tmp_path).name == "run_0008"
+
+
+def test_a_number_taken_meanwhile_is_passed_over(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "run_0001").mkdir()
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(()))  # another process made it after we looked
+    assert new_run_folder(tmp_path).name == "run_0002"
+
+
+def test_threads_at_once_get_a_folder_each(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: new_run_folder(tmp_path), range(40)))
+    assert len({folder.name for folder in folders}) == 40
+
+
+def test_processes_at_once_get_a_folder_each(tmp_path: Path) -> None:
+    code = (
+        "import sys; from mareinforce.run_folder import new_run_folder\n"
+        "for _ in range(20): print(new_run_folder(sys.argv[1]).name)"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    names = [name for process in processes for name in process.communicate()[0].split()]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sorted(names) == [f"run_{number:04d}" for number in range(1, 41)]
