@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 _SILENCED = (
     r".*LeafSpec.*",  # Lightning 2.6 on torch 2.13
+    r"(?s).*(JsonargparseDeprecationWarning|instantiate_classes|skip_none).*",  # Lightning 2.6 on jsonargparse 4.53
     r".*does not have many workers.*",  # rows are a few texts: workers only cost
+    r".*in eval mode at the start of training.*",  # dropout stays off, both in sampling and in scoring
     r".*GPU available but not used.*",  # whoever sets accelerator: cpu means it
-    r".*module\(s\) in eval mode.*",  # meant: dropout stays off when sampling and when scoring
-    r".*LightningCLI's args parameter.*",
 )
 _TIPS = ("💡 Tip", "TPU available", "GPU available: False")
 

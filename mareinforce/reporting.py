@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import traceback
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from mareinforce.errors import MareinforceError, UserCodeError
+from mareinforce.quiet import quiet
 
 FINISHED, FAILED, INTERRUPTED, TERMINATED = 0, 1, 130, 143
 _OURS = str(Path(__file__).parent)
-_SILENCED = (
-    r".*LeafSpec.*",  # Lightning 2.6 on torch 2.13
-    r"(?s).*(JsonargparseDeprecationWarning|instantiate_classes|skip_none).*",  # Lightning 2.6 on jsonargparse 4.53
-    r".*does not have many workers.*",  # rows are a few texts: workers only cost
-    r".*in eval mode at the start of training.*",  # dropout stays off, both in sampling and in scoring
-    r".*GPU available but not used.*",  # whoever sets accelerator: cpu means it
-)
-_TIPS = ("💡 Tip", "TPU available", "GPU available: False")
 
 
 def exit_status(command: Callable[[], None]) -> int:
@@ -56,21 +46,3 @@ def user_traceback(error: BaseException) -> str:
         frames = frames.tb_next
     shown: TracebackType | None = frames or error.__traceback__
     return "".join(traceback.format_exception(type(error), error, shown))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Leave out, by name, what other libraries say to everybody and no user of ours can act on."""
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    with warnings.catch_warnings():
-        for message in _SILENCED:
-            warnings.filterwarnings("ignore", message=message)
-        logger.addFilter(_not_a_tip)
-        try:
-            yield
-        finally:
-            logger.removeFilter(_not_a_tip)
-
-
-def _not_a_tip(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_TIPS)

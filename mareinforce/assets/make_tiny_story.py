@@ -29,7 +29,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, ids[BOS])])
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         pad_token=PAD,
         bos_token=BOS,
@@ -90,7 +90,7 @@ def pretrain(
         optimizer.step()
         schedule.step()
         losses.append(float(loss.detach()))
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     tail = losses[-max(1, steps // 10) :]
     return sum(tail) / len(tail)
 

@@ -51,9 +51,9 @@ def draw_subject(rng: random.Random) -> Subject:
 
 
 def draw_sentence(subject: Subject, number: int, rng: random.Random) -> str:
-    """Sentence ``number`` of a story, from 0. The first one names the hero in full, the others take turns in how they start."""
-    starts = ("It", f"The {subject.animal}", "Then it", f"Soon the {subject.animal}")
-    start = f"The {subject.quality} {subject.animal}" if number == 0 else rng.choice(starts)
+    """Sentence ``number`` of a story, from 0: the first names the hero in full, the others take turns."""
+    starts = ("It", f"Then the {subject.animal}", "Soon it")
+    start = f"The {subject.quality} {subject.animal}" if number == 0 else starts[(number - 1) % 3]
     if number == 0 or rng.random() < 0.5:
         return f"{start} {rng.choice(DOES_TO)} the {subject.thing}."
     verb, rest = rng.choice(DOES)

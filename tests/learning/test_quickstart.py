@@ -16,7 +16,9 @@ NODES = 20
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", range(5))
 def test_the_quickstart_learns_within_150_updates(seed, tmp_path):
-    status = main(["--config", str(CONFIG), "--seed_everything", str(seed), "--trainer.default_root_dir", str(tmp_path)])
+    status = main(
+        ["--config", str(CONFIG), "--seed_everything", str(seed), "--trainer.default_root_dir", str(tmp_path)]
+    )
     assert status == 0
     with (tmp_path / "run_0001" / "metrics.csv").open(newline="") as file:
         rewards = [float(row["turn_1/reward_mean"]) for row in csv.DictReader(file) if row["turn_1/reward_mean"]]

@@ -149,9 +149,7 @@ def all_outcomes(game: Game, episode: Episode) -> Iterator[Outcome]:
         following = after(history, "".join(text or "_" for text in agent_completions))
         return [following if game.speaks(following, agent) else None for agent in range(game.num_agents)]
 
-    formatters = [
-        (lambda row, agent=agent: "" if game.speaks("", agent) else None) for agent in range(game.num_agents)
-    ]
+    formatters = [(lambda row, agent=agent: "" if game.speaks("", agent) else None) for agent in range(game.num_agents)]
     expansion = Expansion(
         choices,
         choices,

@@ -48,7 +48,8 @@ def config_for(game: Game, **fields) -> MAGRPOConfig:
 
 def gradients(game: Game, objective: torch.Tensor) -> Gradient:
     keys = list(game.policy.logits)
-    found = torch.autograd.grad(objective, [game.policy.logits[key] for key in keys], allow_unused=True, retain_graph=True)
+    logits = [game.policy.logits[key] for key in keys]
+    found = torch.autograd.grad(objective, logits, allow_unused=True, retain_graph=True)
     return {key: 0.0 if one is None else float(one) for key, one in zip(keys, found, strict=True)}
 
 

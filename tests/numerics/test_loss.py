@@ -30,7 +30,9 @@ def test_every_sampled_token_counts_and_nothing_after_it():
     assert loss.item() == pytest.approx(5 * LN4 / 2, abs=1e-6)
     assert loss.item() != pytest.approx(3 * LN4 / 2, abs=1e-3)  # end tokens dropped
     assert loss.item() != pytest.approx(6 * LN4 / 2, abs=1e-3)  # the filler counted
-    assert node_loss(uniform(mask), mask, weights(1, 1), aggregation="token_mean").item() == pytest.approx(LN4, abs=1e-6)
+    assert node_loss(uniform(mask), mask, weights(1, 1), aggregation="token_mean").item() == pytest.approx(
+        LN4, abs=1e-6
+    )
     constant = node_loss(uniform(mask), mask, weights(1, 1), aggregation="constant", max_new_tokens=10)
     assert constant.item() == pytest.approx(5 * LN4 / 20, abs=1e-6)
 

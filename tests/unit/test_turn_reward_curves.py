@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lightning as L
 import pytest
-
 from mareinforce.callbacks import TurnRewardCurves
 from mareinforce.callbacks.turn_reward_curves import draw_curves, read_curves
 
