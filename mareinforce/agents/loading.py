@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from mareinforce.agents.arguments import EMBEDDED_MODELS, check_dtype, check_name
 from mareinforce.errors import AgentError, did_you_mean
@@ -40,10 +43,11 @@ def load_model(
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     try:
-        model, report = cast(
-            tuple[PreTrainedModel, dict[str, Any]],
-            AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options),
-        )
+        with no_progress_bars():
+            model, report = cast(
+                tuple[PreTrainedModel, dict[str, Any]],
+                AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options),
+            )
     except UNREADABLE as error:
         raise _unreadable(name, agent, "model", error) from error
     if report["missing_keys"]:
@@ -53,6 +57,18 @@ def load_model(
             "not a causal language model, or its files are not whole"
         )
     return _without_quantization(model) if "gguf_file" in options else model
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars for weights that are read or written; the run has a bar of its own."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def load_tokenizer(name: str, *, agent: int = 0) -> PreTrainedTokenizerBase:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mareinforce.agents.arguments import FLOAT32_REASON, check_agents, tokenizer_entries
-from mareinforce.agents.loading import load_model, load_tokenizer
+from mareinforce.agents.loading import load_model, load_tokenizer, no_progress_bars
 from mareinforce.agents.scoring import Scored, score_rows
 from mareinforce.agents.tokenization import Tokenization
 from mareinforce.errors import AgentError
@@ -116,7 +116,8 @@ class Team(nn.Module):
             target, fresh, old = (root / f"{prefix}agent_{agent}" for prefix in ("", ".writing-", ".replaced-"))
             for left_over in (fresh, old):
                 shutil.rmtree(left_over, ignore_errors=True)
-            self.model(agent).save_pretrained(fresh)
+            with no_progress_bars():
+                self.model(agent).save_pretrained(fresh)
             tokenization.tokenizer.save_pretrained(fresh)
             if target.exists():
                 target.rename(old)
