@@ -73,6 +73,7 @@ class MultiAgentReinforce(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.config = config = config or MAGRPOConfig(num_agents=num_agents, advantage_mode=ALGORITHMS[algorithm])
+        check_agents(agent_model, agents, num_agents, tokenizer, model_config)
         if config.num_agents != num_agents:
             raise ConfigError(f"config.num_agents={config.num_agents}, but num_agents={num_agents}: make them equal.")
         if reward_func is None:
@@ -82,7 +83,6 @@ class MultiAgentReinforce(L.LightningModule):
                 f"num_turns={config.num_turns} needs external_transition, which says what agents are asked after a "
                 f"turn. Give one, or set num_turns: 1."
             )
-        check_agents(agent_model, agents, num_agents, tokenizer, model_config)
         self._agents_from = {
             "agent_model": agent_model, "agents": agents, "num_agents": num_agents, "tokenizer": tokenizer,
             "model_config": model_config, "max_new_tokens": config.max_new_tokens,
@@ -108,19 +108,21 @@ class MultiAgentReinforce(L.LightningModule):
         self._rollout_buffers = [RolloutBuffer(capacity) for _ in range(num_agents)]
         self._means = RunningMeans()
         self._logged_env_step = 0
+        self._batch_index = 0  # within the epoch
 
     # the algorithm
 
     def training_step(self, rows: Sequence[IndexedRow], batch_index: int) -> None:
         """Roll out the rows' trees, give every agent its credit, and let each one learn from its own samples."""
         self._evaluate_if_due(batch_index)
+        self._batch_index = batch_index
         trees = self.rollout(rows)
         samples = self.credit(trees)
         for agent in range(self.config.num_agents):
             self.learn(agent, [sample for sample in samples if sample.agent == agent])
         self.batches += 1
         self._log(trees)
-        if min(self.updates) >= (self.config.max_updates or float("inf")):
+        if self._all_updates_made():
             self.trainer.should_stop = True
 
     def rollout(self, rows: Sequence[IndexedRow]) -> list[Node]:
@@ -279,10 +281,19 @@ class MultiAgentReinforce(L.LightningModule):
         episode = Episode.evaluation(self.config, self.seed)
         return Evaluation(self._expansion(), episode, self.config.discount, self._evaluators)
 
+    def _all_updates_made(self) -> bool:
+        """Has every agent that has anything to learn from made `max_updates` updates?"""
+        if self.config.max_updates is None:
+            return False
+        learning = [
+            made for made, buffer in zip(self.updates, self._rollout_buffers, strict=True) if made or buffer.samples
+        ]
+        return bool(learning) and min(learning) >= self.config.max_updates
+
     def _progress(self, agent: int) -> float:
-        """Share of the run that is done: of its batches or of its updates, whichever is nearer the end."""
-        batches = float(self.trainer.num_training_batches) * (self.trainer.max_epochs or 1)
-        shares = [self.batches / batches if batches > 0 else 0.0]
+        """Share of this training that is done: of its batches or of its updates, whichever is nearer the end."""
+        epochs, batches = self.trainer.max_epochs or 1, float(self.trainer.num_training_batches)
+        shares = [(self.current_epoch + self._batch_index / batches) / epochs if epochs > 0 else 0.0]
         if self.config.max_updates is not None:
             shares.append(self.updates[agent] / self.config.max_updates)
         return max(shares)

@@ -24,8 +24,9 @@ settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)
-def _same_start():
+def _same_start(monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)  # what an earlier test's seed_everything left behind
 
 
 @pytest.fixture

@@ -52,7 +52,8 @@ def check_agents(
             "in the list agents"
         )
     if agents is not None and (isinstance(agents, str) or not isinstance(agents, Sequence) or not agents):
-        raise ConfigError(f"agents={agents!r}: must be a list with one name, folder or loaded model for each agent")
+        given = repr(agents) if isinstance(agents, str | list | tuple) else type(agents).__name__
+        raise ConfigError(f"agents={given}: must be a list with one name, folder or loaded model for each agent")
     if num_agents is not None and (isinstance(num_agents, bool) or not isinstance(num_agents, int) or num_agents < 1):
         raise ConfigError(f"num_agents={num_agents!r}: must be a whole number of at least 1")
     if agents is not None and num_agents not in (None, len(agents)):

@@ -63,12 +63,12 @@ def load_model(
 def no_progress_bars() -> Iterator[None]:
     """Keep transformers from drawing bars for weights that are read or written; the run has a bar of its own."""
     shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def load_tokenizer(name: str, *, agent: int = 0) -> PreTrainedTokenizerBase:

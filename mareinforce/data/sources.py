@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,27 @@ def _load(source: Source, key: str) -> Any:
         ) from error
 
 
+def _json_rows(path: str) -> list[Any]:
+    """The rows of a JSON list or of JSON lines, as they are written.
+
+    The reader of `datasets` would turn texts that look like dates into dates and fill in missing keys.
+    """
+    text = Path(path).read_text(encoding="utf-8-sig")
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return whole if isinstance(whole, list) else [whole]
+
+
+def _from_json(files: dict[str, str], split: str) -> list[Any]:
+    import datasets
+
+    splits = {name: _json_rows(path) for name, path in files.items()}
+    parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(rows) for name, rows in splits.items()})
+    return [row for part in parts for row in splits[part.splitname][part.from_ : part.to]]
+
+
 def _from_files(reader: str, files: dict[str, str], split: str, key: str, source: Source) -> Any:
     """Read local files whole, without a cache, so that a changed file is read anew."""
     import tempfile
@@ -114,6 +136,8 @@ def _from_files(reader: str, files: dict[str, str], split: str, key: str, source
     shown = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
+        if reader == "json":
+            return _from_json(files, split)
         with tempfile.TemporaryDirectory() as cache:
             return datasets.load_dataset(reader, data_files=files, split=split, cache_dir=cache, keep_in_memory=True)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:

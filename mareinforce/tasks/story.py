@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mareinforce.errors import PromptError
+
 LOW, HIGH = 2.0, 3.0
 """The second text is to have this many times the characters of the first."""
 
@@ -30,8 +32,15 @@ def improved_length_ratio_reward(first: Sequence[str], second: Sequence[str]) ->
     return [range_score(length_ratio(a, b)) for a, b in zip(first, second, strict=True)]
 
 
-def length_feedback(prompt: str, agent_completions: Sequence[str], num_agents: int) -> list[str]:
-    """Tell each of two agents how long its last answer was, what the ratio was and is to be, and ask again."""
+def length_feedback(prompt: str, agent_completions: Sequence[str], num_agents: int, **history: Any) -> list[str]:
+    """Tell each of two agents how long its last answer was, what the ratio was and is to be, and ask again.
+
+    Returns two prompts. Raises PromptError if there are not two agents.
+    """
+    if num_agents != 2:
+        raise PromptError(
+            f"length_feedback compares two texts, but num_agents is {num_agents}; use it with num_agents: 2."
+        )
     first, second = agent_completions
     ratio = length_ratio(first, second)
     roles = ("shorter", "longer")
@@ -44,7 +53,7 @@ def length_feedback(prompt: str, agent_completions: Sequence[str], num_agents: i
     ]
 
 
-def retell(prompt: str, agent_completions: Sequence[str], num_agents: int) -> list[str]:
+def retell(prompt: str, agent_completions: Sequence[str], num_agents: int, **history: Any) -> list[str]:
     """Ask every agent the same again: for models that cannot read feedback, such as the tiny one."""
     return [prompt] * num_agents
 

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Checkpoint
 
+from mareinforce.agents.arguments import check_agents
 from mareinforce.checkpoint import TeamCheckpoint
 from mareinforce.config import ALGORITHMS, MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
 from mareinforce.csv_log import MetricsCSV
@@ -87,7 +89,8 @@ class MAGRPOTrainer:
         callbacks: Sequence[L.Callback] = (),
         accelerator: str = "auto",
     ) -> None:
-        num_agents = len(agents) if agents is not None else num_agents
+        if agents is not None:
+            num_agents = check_agents(agent_model, agents, None, tokenizer, model_config)
         self.args = args if args is not None else self.config_class(num_agents=num_agents)
         mode = self.args.advantage_mode
         if self.algorithm != "magrpo" and mode != ALGORITHMS[self.algorithm]:
@@ -134,7 +137,7 @@ class MAGRPOTrainer:
                 devices=1,
                 max_epochs=self.args.num_train_epochs,
                 logger=[MetricsCSV(self.run_folder), *self._trackers()],
-                callbacks=[TeamCheckpoint(), *self._callbacks],
+                callbacks=[*self._checkpointing(), *self._callbacks],
                 default_root_dir=self.run_folder,
                 log_every_n_steps=1,
                 enable_model_summary=False,
@@ -158,6 +161,9 @@ class MAGRPOTrainer:
     def save_model(self, output_dir: str | os.PathLike[str]) -> None:
         """Save each agent with its tokenizer as `output_dir/agent_0`, `agent_1` ..., loadable by `from_pretrained`."""
         self.module.save_model(output_dir)
+
+    def _checkpointing(self) -> list[L.Callback]:
+        return [] if any(isinstance(one, Checkpoint) for one in self._callbacks) else [TeamCheckpoint()]
 
     def _trackers(self) -> list[Any]:
         if self._wandb_config is None:
