@@ -20,7 +20,6 @@ from mareinforce.assets.story_grammar import BOS, EOS, PAD, UNK, VOCABULARY, dra
 
 TRAIN_PROMPTS, TEST_PROMPTS = 200, 40
 IGNORED = -100  # the label that the cross-entropy leaves out
-STREAM_SCALE, READ_SCALE = 32.0, 6.0
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -96,25 +95,6 @@ def pretrain(
     return sum(tail) / len(tail)
 
 
-@torch.no_grad()
-def enlarge_weights(model: LlamaForCausalLM) -> None:
-    """Scale the weights up without changing what the model computes.
-
-    RMSNorm divides the residual stream by its own size, so all that writes to it may be scaled together; and what reads
-    a normed value may be scaled while the norm's weights are divided. An Adam step moves every weight by about the
-    learning rate, so a larger weight makes the same learning rate a gentler step, and stories stay readable at 3e-3.
-    """
-    norms, readers, writers = [model.model.norm], [model.lm_head], [model.model.embed_tokens]
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        norms += [layer.input_layernorm, layer.post_attention_layernorm]
-        readers += [attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj]
-        writers += [attention.o_proj, mlp.down_proj]
-    for parts, factor in ((writers, STREAM_SCALE), (readers, READ_SCALE), (norms, 1 / READ_SCALE)):
-        for part in parts:
-            part.weight.mul_(factor)
-
-
 def write_prompts(out: Path, seed: int) -> None:
     """``story_prompts_train.jsonl`` and ``story_prompts_test.jsonl``, no prompt in both."""
     prompts = draw_prompts(TRAIN_PROMPTS + TEST_PROMPTS, random.Random(seed + 1))
@@ -134,7 +114,6 @@ def make(out: Path, steps: int, batch_size: int, seed: int) -> dict[str, object]
             tokenizer = build_tokenizer()
             model = build_model(tokenizer)
             loss = pretrain(model, tokenizer, steps, batch_size, seed)
-            enlarge_weights(model)
     finally:
         torch.set_num_threads(threads)
     model.save_pretrained(out / "tiny_story")

@@ -1,8 +1,8 @@
 """The invented sentences that the tiny story model is taught, and the prompts that ask for them.
 
 A prompt names a hero and a thing (``Tell a story about a lazy fox and a kite.``). A story is a sequence of sentences
-about them. It may end after every sentence, most readily after the first, so lengths spread widely from one sentence to
-thirteen. Little else is left to chance: most of what a sampled story can vary in is its length.
+about them. After every sentence it ends with the same probability, so the number of sentences is geometric and lengths
+spread from one sentence to ten. Little else is left to chance: most of what a sampled story can vary in is its length.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ PAD, BOS, EOS, UNK = SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 VOCABULARY = (*SPECIAL, *GLUE, *ANIMALS, *QUALITIES, *THINGS, *DOES_TO, *(word for pair in DOES for word in pair))
 """All tokens, in the order of their ids."""
 
-STOP_AFTER_FIRST = 0.4
-STOP_LATER = 0.15  # after each further sentence: 4 sentences in the mean
+STOP_PROBABILITY = 0.2  # after every sentence: 4.7 sentences in the mean
 MAX_SENTENCES = 13
 
 
@@ -65,7 +64,7 @@ def draw_sentence(subject: Subject, number: int, rng: random.Random) -> str:
 def draw_story(subject: Subject, rng: random.Random) -> str:
     """A story of 1 to ``MAX_SENTENCES`` sentences, separated by spaces."""
     sentences = [draw_sentence(subject, 0, rng)]
-    while len(sentences) < MAX_SENTENCES and rng.random() >= (STOP_AFTER_FIRST if len(sentences) == 1 else STOP_LATER):
+    while len(sentences) < MAX_SENTENCES and rng.random() >= STOP_PROBABILITY:
         sentences.append(draw_sentence(subject, len(sentences), rng))
     return " ".join(sentences)
 

@@ -50,6 +50,11 @@ def load_rows(source: Any, prompt_column: str = "prompt", key: str = "data.train
     columns = getattr(rows, "column_names", None)
     if columns is None:
         for position, row in enumerate(rows):
+            if hasattr(row, "key") and hasattr(row, "val"):  # how the command line hands on a field it does not know
+                raise DataError(
+                    f"{key}.{row.key}: unknown, a source has path, split and name."
+                    f"{did_you_mean(row.key, ('path', 'split', 'name'))}"
+                )
             if not isinstance(row, Mapping):
                 raise DataError(f"{key}: row {position} is {type(row).__name__}, not a mapping of columns.")
             if prompt_column not in row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentError
 from itertools import chain
 from types import SimpleNamespace
 
@@ -12,6 +11,8 @@ import torch
 from jsonargparse import ArgumentParser
 from torch.utils.data import DataLoader
 
+import mareinforce.cli  # noqa: F401 (Lightning keeps the stderr it is imported with)
+from mareinforce import fit
 from mareinforce.data.datamodule import IndexedRows, KeyedOrder, RowsDataModule, as_list
 from mareinforce.data.sources import Source
 from mareinforce.errors import ConfigError, DataError
@@ -101,6 +102,7 @@ def trainer() -> L.Trainer:
 def test_lightning_trains_on_every_row_once_an_epoch_in_a_new_order(trainer, shuffle):
     module = Recorder(prompts_per_step=3)
     with quiet():
+        trainer.limit_val_batches = 0  # as the real module sets it
         trainer.fit(module, datamodule=RowsDataModule(train=ROWS, eval=ROWS, shuffle=shuffle))
     assert [len(batch) for batch in module.trained] == [3, 3, 1] * 2
     epochs = [[*chain(*module.trained[:3])], [*chain(*module.trained[3:])]]
@@ -127,5 +129,17 @@ def test_a_source_is_a_mapping_or_a_list_and_its_fields_can_be_overridden(tmp_pa
     assert data.eval == ["one", "two"]
     data = parser.instantiate(parser.parse_args(["--config", str(config), "--data.train.path", "x"])).data
     assert data.train == Source("x", "train[:150]")
-    with pytest.raises(ArgumentError):
-        parser.parse_args(["--config", str(config), "--data.train.paht", "x"])
+
+
+def test_a_misspelt_field_of_a_source_is_named_with_its_near_match(tmp_path, capsys):
+    arguments = [
+        "--model.agent_model=tiny-story",
+        "--model.reward_func=mareinforce.tasks.story.length_ratio_reward",
+        "--model.config.num_turns=1",
+        f"--trainer.default_root_dir={tmp_path}",
+        "--data.train.path=story-prompts",
+    ]
+    assert fit.main([*arguments, "--data.train.splt=train"]) == 1
+    told = capsys.readouterr().err
+    assert "splt" in told
+    assert "Did you mean 'split'" in told
