@@ -7,7 +7,7 @@ import os
 import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
@@ -50,12 +50,16 @@ class AgentsOfYAML(MultiAgentReinforce):
     def __init__(
         self,
         *,
+        algorithm: Literal["magrpo", "marloo", "maremax", "mareinforce"] = "magrpo",
+        num_agents: int = 2,
         agents: list[str] | None = None,
         tokenizer: str | list[str] | None = None,
         config: MAGRPOConfig = MAGRPOConfig(),  # noqa: B008 (the parser reads the default's fields and makes its own)
         **kwargs: Any,
     ) -> None:
-        super().__init__(agents=agents, tokenizer=tokenizer, config=config, **kwargs)
+        super().__init__(
+            algorithm=algorithm, num_agents=num_agents, agents=agents, tokenizer=tokenizer, config=config, **kwargs
+        )
 
 
 class MareinforceCLI(LightningCLI):

@@ -9,6 +9,7 @@ from typing import Any
 from mareinforce.calling import UserFunction, brief
 from mareinforce.errors import ConfigError
 from mareinforce.metrics import mean
+from mareinforce.rewards.values import as_float
 from mareinforce.rollout.credit import assign_returns
 from mareinforce.rollout.expand import Episode, Expansion
 from mareinforce.rollout.tree import Node, nodes_by_level
@@ -47,9 +48,10 @@ class Evaluators:
                 f"{got}."
             )
         found = self._aggregator.call([per_row], {"num_turns": num_turns}, "evaluation")
-        if not isinstance(found, Mapping) or not all(isinstance(value, int | float) for value in found.values()):
-            raise ConfigError(f"{self._aggregator.label} must return a dict of numbers, got {brief(found)}.")
-        return {f"eval/{name}": float(value) for name, value in found.items()}
+        numbers = {name: as_float(value) for name, value in found.items()} if isinstance(found, Mapping) else None
+        if numbers is None or None in numbers.values():
+            raise ConfigError(f"{self._aggregator.label} must return a dict of finite numbers, got {brief(found)}.")
+        return {f"eval/{name}": value for name, value in numbers.items() if value is not None}
 
 
 @dataclass(slots=True)

@@ -67,10 +67,10 @@ def node_metrics(node: Node) -> dict[str, float]:
     """Turn-wise means of one node whose returns are assigned; each node counts alike in the mean of a turn."""
     turn = f"turn_{node.turn + 1}"
     return {
+        **{f"{turn}/{name}_mean": mean(values) for name, values in node.components.items()},
         f"{turn}/reward_mean": mean(node.rewards),
         f"{turn}/expected_return": mean(node.returns),
         f"{turn}/raw_reward_mean": mean(node.raw_rewards),
-        **{f"{turn}/{name}_mean": mean(values) for name, values in node.components.items()},
     }
 
 

@@ -34,7 +34,7 @@ class MultiAgentReinforce(L.LightningModule):
     Everything but the weights is checked here, and nothing is loaded before `configure_model`.
 
     Args:
-        algorithm: magrpo, marloo, maremax or mareinforce; sets `config.advantage_mode`.
+        algorithm: magrpo, marloo, maremax or mareinforce: the baseline; default: that of `config`, else magrpo.
         agent_model: a hub id, a folder or an embedded model, for `num_agents` equal agents.
         agents: one id, folder or loaded model an agent, instead of `agent_model`.
         num_agents: N; with `agents`, their number.
@@ -55,10 +55,10 @@ class MultiAgentReinforce(L.LightningModule):
 
     def __init__(
         self,
-        algorithm: Literal["magrpo", "marloo", "maremax", "mareinforce"] = "magrpo",
+        algorithm: Literal["magrpo", "marloo", "maremax", "mareinforce"] | None = None,
         agent_model: str | None = None,
         agents: list[Any] | None = None,
-        num_agents: int = 2,
+        num_agents: int | None = None,
         tokenizer: Any = None,
         model_config: dict[str, Any] | None = None,
         reward_func: UserCallable | None = None,
@@ -72,8 +72,14 @@ class MultiAgentReinforce(L.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.config = config = config or MAGRPOConfig(num_agents=num_agents, advantage_mode=ALGORITHMS[algorithm])
-        check_agents(agent_model, agents, num_agents, tokenizer, model_config)
+        num_agents = check_agents(agent_model, agents, num_agents, tokenizer, model_config)
+        mode = ALGORITHMS[algorithm or "magrpo"]
+        self.config = config = config or MAGRPOConfig(num_agents=num_agents, advantage_mode=mode)
+        if algorithm is not None and config.advantage_mode != mode:
+            raise ConfigError(
+                f"config.advantage_mode={config.advantage_mode!r} contradicts algorithm={algorithm!r}, whose "
+                f"baseline is {mode!r}: leave one of them out."
+            )
         if config.num_agents != num_agents:
             raise ConfigError(f"config.num_agents={config.num_agents}, but num_agents={num_agents}: make them equal.")
         if reward_func is None:
@@ -109,13 +115,15 @@ class MultiAgentReinforce(L.LightningModule):
         self._means = RunningMeans()
         self._logged_env_step = 0
         self._batch_index = 0  # within the epoch
+        self._epoch = 0  # of the batch trained last
+        self._prompt_column = prompt_column
 
     # the algorithm
 
     def training_step(self, rows: Sequence[IndexedRow], batch_index: int) -> None:
         """Roll out the rows' trees, give every agent its credit, and let each one learn from its own samples."""
+        self._batch_index, self._epoch = batch_index, self.current_epoch
         self._evaluate_if_due(batch_index)
-        self._batch_index = batch_index
         trees = self.rollout(rows)
         samples = self.credit(trees)
         for agent in range(self.config.num_agents):
@@ -140,7 +148,7 @@ class MultiAgentReinforce(L.LightningModule):
             hold = config.early_termination_value == "hold"
             assign_returns(root, num_turns=config.num_turns, discount=config.discount, hold=hold)
             for node in nodes_by_level(root):
-                samples += node_samples(node, config, self.updates)
+                samples += node_samples(node, config, self.updates, len(trees))
         return samples
 
     def learn(self, agent: int, samples: Sequence[NodeSample]) -> None:
@@ -233,7 +241,7 @@ class MultiAgentReinforce(L.LightningModule):
         if stage == "fit":
             self.trainer.limit_val_batches = 0  # evaluation has its own schedule: before a batch trains
         data = getattr(self.trainer, "datamodule", None)
-        if data is not None:
+        if data is not None and self._prompt_column is None:
             self._formatters.prompt_column = data.prompt_column
 
     def on_fit_start(self) -> None:
@@ -308,6 +316,6 @@ class MultiAgentReinforce(L.LightningModule):
             self._logged_env_step = self.env_step
 
     def _write(self, metrics: dict[str, float]) -> None:
-        counters = {"epoch": self.current_epoch, "batch": self.batches, "updates": max(self.updates)}
+        counters = {"epoch": self._epoch, "batch": self.batches, "updates": max(self.updates)}
         for logger in self.loggers:
             logger.log_metrics({**metrics, **counters}, step=self.env_step)

@@ -52,10 +52,9 @@ class Update:
 
 
 def sample_weights(batch: Sequence[NodeSample], config: MAGRPOConfig) -> list[float]:
-    """Weight of each sample's loss in the optimizer step: 1 / samples, or its share of its tree / rows."""
+    """Weight of each sample's loss in the optimizer step: 1 / samples, or its share of the step's trees."""
     if config.turn_weighting == "tree":
-        rows = len({sample.row for sample in batch})
-        return [sample.weight / rows for sample in batch]
+        return [sample.weight for sample in batch]
     return [1.0 / len(batch)] * len(batch)
 
 

@@ -40,6 +40,8 @@ def load_rows(source: Any, prompt_column: str = "prompt", key: str = "data.train
         DataError: it cannot be read, has no rows, or lacks the column.
     """
     rows = _read(source, prompt_column, key)
+    if isinstance(rows, Mapping):
+        raise DataError(f"{key} is a dictionary of splits ({', '.join(map(str, rows))}): give one of them.")
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         raise DataError(
             f"{key}: {type(rows).__name__} has no length, so epochs and slices mean nothing; load it as a data set "
@@ -120,7 +122,7 @@ def _json_rows(path: str) -> list[Any]:
     try:
         whole = json.loads(text)
     except json.JSONDecodeError:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     return whole if isinstance(whole, list) else [whole]
 
 

@@ -49,12 +49,18 @@ def reach_weight(node: Node) -> float:
     return 1.0 if node.parent is None else reach_weight(node.parent) / len(node.parent.joint_actions)
 
 
-def node_samples(node: Node, config: MAGRPOConfig, policy_versions: Sequence[int]) -> list[NodeSample]:
-    """One sample per speaking agent of a node whose returns are assigned. ``policy_versions``: [N]."""
+def node_samples(
+    node: Node, config: MAGRPOConfig, policy_versions: Sequence[int], num_rows: int = 1
+) -> list[NodeSample]:
+    """One sample per speaking agent of a node whose returns are assigned.
+
+    ``policy_versions``: [N]. ``num_rows``: rows rolled out together (B), whose mean a tree-weighted update is; rows in
+    which an agent is idle count in it.
+    """
     joint_returns = torch.tensor(node.returns, dtype=torch.float64)
     mode: BaselineMode = config.advantage_mode
     normalization: Normalization = config.advantage_normalization
-    weight = config.discount**node.turn * reach_weight(node) if config.turn_weighting == "tree" else 1.0
+    weight = config.discount**node.turn * reach_weight(node) / num_rows if config.turn_weighting == "tree" else 1.0
     samples = []
     for agent, answers in enumerate(node.answers):
         if answers is None:

@@ -39,7 +39,7 @@ class MAGRPOTrainer:
     Args:
         agent_model: one hub id, folder or embedded model (such as ``tiny-story``) for `num_agents` equal agents.
         agents: instead, a list of ids, folders or loaded models, one an agent.
-        num_agents: N; with `agents` it is their number.
+        num_agents: N; default: the number of `agents`, else 2.
         tokenizer: one, or one an agent; may be left out for ids and folders, must be given for loaded models.
         model_config: how models are loaded: ``dtype``, ``attn_implementation``.
         train_dataset: rows with a prompt column (a data set, a list, or a source as in YAML); needed by `train`.
@@ -69,7 +69,7 @@ class MAGRPOTrainer:
         self,
         agent_model: str | None = None,
         agents: Sequence[Any] | None = None,
-        num_agents: int = 2,
+        num_agents: int | None = None,
         tokenizer: Any = None,
         model_config: Mapping[str, Any] | None = None,
         train_dataset: Any = None,
@@ -89,8 +89,7 @@ class MAGRPOTrainer:
         callbacks: Sequence[L.Callback] = (),
         accelerator: str = "auto",
     ) -> None:
-        if agents is not None:
-            num_agents = check_agents(agent_model, agents, None, tokenizer, model_config)
+        num_agents = check_agents(agent_model, agents, num_agents, tokenizer, model_config)
         self.args = args if args is not None else self.config_class(num_agents=num_agents)
         mode = self.args.advantage_mode
         if self.algorithm != "magrpo" and mode != ALGORITHMS[self.algorithm]:
@@ -100,7 +99,6 @@ class MAGRPOTrainer:
             )
         self.data = RowsDataModule(train_dataset, eval_dataset, prompt_column, shuffle)
         self.module = MultiAgentReinforce(
-            algorithm=self.algorithm,
             agent_model=agent_model,
             agents=None if agents is None else list(agents),
             num_agents=num_agents,

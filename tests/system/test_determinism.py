@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mareinforce.agents.team import Team
-from tests.system.runs import Recorder, column, llama_team, table_team, train, unchanged, weights
+from tests.system.runs import Recorder, column, llama_team, table_team, train, trainer, unchanged, weights
 
 ROWS = ("a", "b c d", "e f", "g a b c e")
 TWO_TURNS = {
@@ -111,6 +111,18 @@ def test_every_epoch_row_agent_and_turn_has_numbers_of_its_own(tmp_path):
     groups = [tuple(texts) for call in reward.texts for texts in call]
     assert len(groups) == 2 * 2 * 3 * 2  # epochs, rows, nodes, agents
     assert len(set(groups)) == len(groups)
+
+
+def test_evaluation_draws_numbers_of_its_own(tmp_path):
+    rows, reward = ["go"] * 20, Recorder()
+    made = trainer(tmp_path, reward, rows=rows, eval_dataset=rows, agent_learning_rate=1e-9, shuffle=False)
+    made.evaluate(20)
+    made.evaluate(20)
+    made.train()
+    first, again, trained = ([texts[0][0] for texts in reward.texts[start : start + 20]] for start in (0, 20, 40))
+    assert first == again
+    assert first != trained  # the first completions of the same rows, under the same weights
+    assert set(first) == set(trained) == {"x", "y"}
 
 
 def test_sampled_and_rescored_logprobs_agree_before_the_first_update(tmp_path, monkeypatch):

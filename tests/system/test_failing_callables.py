@@ -63,13 +63,13 @@ def test_what_a_reward_raises_is_the_cause_and_nothing_is_learned_after_it(tmp_p
 
     agents, stopped, reward = table_team(), table_team(), BadJson()
     with pytest.raises(UserCodeError, match=r"BadJson raised ValueError: bad json \(turn 1") as told:
-        train(tmp_path, reward, agents, STATES)
+        train(tmp_path, reward, agents, STATES, num_generations=8)
     assert isinstance(told.value.__cause__, ValueError)
     assert told.value.__cause__.__traceback__.tb_next.tb_frame.f_code.co_filename == __file__
     assert len(reward.texts) == 3
-    train(tmp_path, agents=stopped, rows=STATES, max_updates=2)  # the same two batches, and no third
+    train(tmp_path, agents=stopped, rows=STATES, num_generations=8, max_updates=2)  # the same two batches, and no third
     assert unchanged(weights(stopped[0]), agents[0]) == [True, True]
-    train(tmp_path, agents=(three := table_team()), rows=STATES, max_updates=3)
+    train(tmp_path, agents=(three := table_team()), rows=STATES, num_generations=8, max_updates=3)
     assert unchanged(weights(three[0]), agents[0]) == [False, False]
 
 

@@ -148,11 +148,17 @@ def test_early_termination_stops_what_it_should(tmp_path, on, value, threshold, 
 
 @pytest.mark.parametrize(("shift", "calls"), [(-1.0, 3), (1.0, 1)])
 def test_the_threshold_is_compared_with_processed_rewards(tmp_path, shift, calls):
-    reward = Recorder()
+    reward, told = Recorder(), []
+
+    def transition(reward):
+        told.append(reward)
+        return next_states(2)
+
     made = train(
-        tmp_path, reward, num_turns=2, external_transition=next_states, early_termination_threshold=0.5,
+        tmp_path, reward, num_turns=2, external_transition=transition, early_termination_threshold=0.5,
         reward_processor=RewardProcessors.shift(value=shift),
     )  # fmt: skip
     assert len(reward.texts) == calls
+    assert told == ([0.0, 1.0] if calls == 3 else [])  # the transition is told the user's own number
     assert metrics(made)[0]["turn_1/raw_reward_mean"] == 0.5
     assert metrics(made)[0]["turn_1/reward_mean"] == 0.5 + shift

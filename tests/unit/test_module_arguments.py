@@ -1,0 +1,82 @@
+"""What the module takes from its arguments, and what it refuses because two of them disagree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mareinforce import MAGRPOConfig, MAGRPOTrainer, MultiAgentReinforce
+from mareinforce.data.sources import load_rows
+from mareinforce.errors import ConfigError, DataError
+from mareinforce.evaluation import Evaluators
+from mareinforce.metrics import node_metrics
+from mareinforce.optim import sample_weights
+from mareinforce.rollout.credit import assign_returns, node_samples
+from tests.numerics.games import Game, Policy, all_outcomes
+from tests.numerics.test_exact_expectation import config_for, reward
+from tests.numerics.test_returns import node
+
+ONE_TURN = MAGRPOConfig(num_turns=1)
+
+
+def length(*texts: list[str]) -> list[float]:
+    return [0.0 for _ in texts[0]]
+
+
+def test_the_number_of_agents_is_that_of_the_list():
+    three = MAGRPOConfig(num_turns=1, num_agents=3)
+    assert MultiAgentReinforce(agents=["tiny-story"] * 3, reward_func=length, config=three).config.num_agents == 3
+    with pytest.raises(ConfigError, match=r"num_agents=3 but agents lists 2"):
+        MAGRPOTrainer(agents=["tiny-story"] * 2, num_agents=3, reward_func=length, args=three)
+
+
+def test_an_algorithm_that_contradicts_the_configuration_is_refused():
+    with pytest.raises(ConfigError, match="marloo"):
+        MultiAgentReinforce("marloo", agent_model="tiny-story", reward_func=length, config=ONE_TURN)
+    agreed = MAGRPOConfig(num_turns=1, advantage_mode="rloo")
+    for algorithm in ("marloo", None):
+        made = MultiAgentReinforce(algorithm, agent_model="tiny-story", reward_func=length, config=agreed)
+        assert made.config.advantage_mode == "rloo"
+
+
+def test_a_tree_weighted_step_is_the_mean_over_rows_also_where_an_agent_is_idle():
+    game = Game(reward, 1, Policy(), speaks=lambda history, agent: agent == 0)
+    from mareinforce.rollout.expand import Episode
+    from mareinforce.types import Sampling
+
+    root = next(all_outcomes(game, Episode(1, 2, Sampling(1), 0))).root
+    assign_returns(root, num_turns=1, discount=1.0, hold=False)
+    config = config_for(game, rollout_buffer_size="rollout", prompts_per_step=2)
+    for rows, weight in ((2, 0.5), (1, 1.0)):
+        (sample,) = node_samples(root, config, [0, 0], rows)  # the only row in which this agent speaks
+        assert sample_weights([sample], config) == [weight]
+
+
+def test_a_component_cannot_take_the_place_of_a_metric_of_ours():
+    root = node([0.5, 0.5])
+    root.components = {"raw_reward": [9.0, 9.0], "style": [3.0, 3.0]}
+    assign_returns(root, num_turns=1, discount=1.0, hold=False)
+    found = node_metrics(root)
+    assert found["turn_1/raw_reward_mean"] == 0.5
+    assert found["turn_1/style_mean"] == 3.0
+
+
+def test_numpy_numbers_are_numbers_to_the_aggregator_and_nan_is_not():
+    def evaluators(value):
+        return Evaluators(lambda **_: [{}], lambda metrics: {"x": value})
+
+    assert evaluators(np.float32(1.5)).metrics([[["a"]]], [{}], ["p"], 1) == {"eval/x": 1.5}
+    with pytest.raises(ConfigError, match="finite numbers"):
+        evaluators(float("nan")).metrics([[["a"]]], [{}], ["p"], 1)
+
+
+def test_lines_of_a_file_end_where_json_says_so(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a\u2028b"}\n{"prompt": "c"}\n', encoding="utf-8")
+    rows = load_rows({"path": str(path)})
+    assert [rows[0]["prompt"], rows[1]["prompt"]] == ["a\u2028b", "c"]
+
+
+def test_a_dictionary_of_splits_is_told_as_such():
+    with pytest.raises(DataError, match="splits"):
+        load_rows({"train": [{"prompt": "x"}]})
