@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import re
 import warnings
 from pathlib import Path
@@ -179,6 +180,7 @@ class MareinforceCLI(LightningCLI):
             return str(newest)
         if not Path(path).is_file():
             raise ConfigError(f"ckpt_path={path!r}: there is no such file; give a .ckpt file, or last.")
+        _check_ours(path)
         return str(path)
 
     def _training_arguments(self, arguments: Namespace) -> dict[str, Any]:
@@ -211,6 +213,18 @@ class MareinforceCLI(LightningCLI):
             os.environ[_RUN_FOLDER_OF_RANK_0] = str(folder)  # inherited by the processes that rank 0 starts
             return folder
         return Path(os.environ[_RUN_FOLDER_OF_RANK_0])
+
+
+def _check_ours(path: str) -> None:
+    """Refuse a file that is no checkpoint of a team, before a model loads. Raises ConfigError."""
+    import torch
+
+    try:
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError) as error:
+        raise ConfigError(f"ckpt_path={path!r}: cannot be read as a checkpoint ({type(error).__name__}).") from error
+    if not isinstance(content, dict) or "mareinforce" not in content:
+        raise ConfigError(f"ckpt_path={path!r}: is not a checkpoint that a run of this framework wrote.")
 
 
 def _module_of(command: str) -> str:

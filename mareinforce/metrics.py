@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from mareinforce.rollout.tree import Node, nodes_by_level
 from mareinforce.types import NodeSample
 
+MAXIMA = ("importance_ratio_max", "sampling_gap")
+"""Metrics of which the largest counts, not the mean."""
+
 
 class RunningMeans:
-    """Means, by name, of everything added since they were last taken."""
+    """Means (of `MAXIMA`: the largest), by name, of everything added since they were last taken."""
 
     def __init__(self) -> None:
         self._totals: dict[str, tuple[float, float]] = {}
@@ -18,7 +21,10 @@ class RunningMeans:
         """Add one value a name, counted `weight` times."""
         for name, value in values.items():
             total, count = self._totals.get(name, (0.0, 0.0))
-            self._totals[name] = (total + weight * value, count + weight)
+            if name.endswith(MAXIMA):
+                self._totals[name] = (max(value, total) if count else value, 1.0)
+            else:
+                self._totals[name] = (total + weight * value, count + weight)
 
     def add_trees(self, trees: Sequence[Node], num_turns: int) -> None:
         """Add the turn-wise values of trees whose returns are assigned."""

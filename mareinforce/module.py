@@ -109,13 +109,16 @@ class MultiAgentReinforce(L.LightningModule):
         self.batches = 0
         """Batches trained so far."""
         self.updates = [0] * num_agents
-        """Updates made so far, one number an agent."""
+        """Updates (mini-batches worked through) so far, one number an agent."""
+        self.policy_versions = [0] * num_agents
+        """Updates that changed an agent's weights, one number an agent: what a sample's age is counted in."""
         capacity = None if config.rollout_buffer_size == "rollout" else config.rollout_buffer_size
         self._rollout_buffers = [RolloutBuffer(capacity) for _ in range(num_agents)]
         self._means = RunningMeans()
         self._logged_env_step = 0
         self._batch_index = 0  # within the epoch
         self._epoch = 0  # of the batch trained last
+        self._epoch_is_whole = True  # no batch of an epoch is left to train
         self._prompt_column = prompt_column
 
     # the algorithm
@@ -129,6 +132,7 @@ class MultiAgentReinforce(L.LightningModule):
         for agent in range(self.config.num_agents):
             self.learn(agent, [sample for sample in samples if sample.agent == agent])
         self.batches += 1
+        self._epoch_is_whole = bool(self.trainer.is_last_batch)
         self._log(trees)
         if self._all_updates_made():
             self.trainer.should_stop = True
@@ -148,7 +152,7 @@ class MultiAgentReinforce(L.LightningModule):
             hold = config.early_termination_value == "hold"
             assign_returns(root, num_turns=config.num_turns, discount=config.discount, hold=hold)
             for node in nodes_by_level(root):
-                samples += node_samples(node, config, self.updates, len(trees))
+                samples += node_samples(node, config, self.policy_versions, len(trees))
         return samples
 
     def learn(self, agent: int, samples: Sequence[NodeSample]) -> None:
@@ -178,9 +182,10 @@ class MultiAgentReinforce(L.LightningModule):
             )
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rates[agent] * factor
-            update = update_agent(self.team, agent, optimizer, batch, config, self.updates[agent])
-            ages = [self.updates[agent] - sample.policy_version for sample in batch]
+            update = update_agent(self.team, agent, optimizer, batch, config, self.policy_versions[agent])
+            ages = [self.policy_versions[agent] - sample.policy_version for sample in batch]
             self.updates[agent] += 1
+            self.policy_versions[agent] += update.stepped
             seen = {
                 "loss": update.loss,
                 "learning_rate": optimizer.param_groups[0]["lr"],
@@ -267,12 +272,20 @@ class MultiAgentReinforce(L.LightningModule):
             "env_step": self.env_step,
             "batches": self.batches,
             "updates": list(self.updates),
+            "epoch_is_whole": self._epoch_is_whole,
+            "policy_versions": list(self.policy_versions),
             "logged_env_step": self._logged_env_step,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = checkpoint["mareinforce"]
+        if self.trainer.training and not state["epoch_is_whole"]:
+            raise ConfigError(
+                f"the checkpoint was saved in the middle of an epoch, after batch {state['batches']}; as yet training "
+                f"can only go on from the end of one. It can be evaluated, or give another."
+            )
         self.env_step, self.batches, self.updates = state["env_step"], state["batches"], list(state["updates"])
+        self.policy_versions = list(state["policy_versions"])
         self._logged_env_step = state["logged_env_step"]
 
     # small print

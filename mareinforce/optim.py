@@ -13,6 +13,7 @@ from mareinforce.agents.team import Team
 from mareinforce.algorithms.loss import importance_ratio, node_loss
 from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import NonFiniteError
+from mareinforce.metrics import MAXIMA
 from mareinforce.types import NodeSample
 
 PROBED_WEIGHTS = 65536
@@ -76,9 +77,10 @@ def update_agent(
     optimizer: torch.optim.Optimizer,
     batch: Sequence[NodeSample],
     config: MAGRPOConfig,
-    updates: int,
+    policy_version: int,
 ) -> Update:
-    """One optimizer step of one agent on the mean loss of a mini-batch; `updates` is its number of updates so far.
+    """One optimizer step of one agent on the mean loss of a mini-batch; `policy_version` is how often its
+    weights have changed so far.
 
     Samples without signal keep their place in the mean and cost nothing; a mini-batch of nothing else makes no step.
     Raises NonFiniteError, with weights and moments untouched, if a loss or a gradient is not finite.
@@ -90,7 +92,7 @@ def update_agent(
     optimizer.zero_grad(set_to_none=True)
     passes = []
     for sample, weight in learnable:
-        loss, seen = sample_loss(team, sample, config, age=updates - sample.policy_version)
+        loss, seen = sample_loss(team, sample, config, age=policy_version - sample.policy_version)
         loss = weight * loss
         if not torch.isfinite(loss):
             optimizer.zero_grad(set_to_none=True)
@@ -110,15 +112,15 @@ def update_agent(
     metrics = {"grad_norm": grad_norm, "changed_weights_fraction": changed}
     for name in dict.fromkeys(name for seen in passes for name in seen if name != "loss"):
         values = [seen[name] for seen in passes if name in seen]
-        metrics[name] = max(values) if name in ("sampling_gap", "importance_ratio_max") else sum(values) / len(values)
+        metrics[name] = max(values) if name in MAXIMA else sum(values) / len(values)
     return Update(stepped=True, loss=sum(seen["loss"] for seen in passes), metrics=metrics)
 
 
 def sample_loss(team: Team, sample: NodeSample, config: MAGRPOConfig, age: int) -> tuple[Tensor, dict[str, float]]:
     """Score one node sample anew and return its loss with what was seen on the way.
 
-    `age` is the number of the agent's updates since it was sampled. At age 0 the importance ratio is exactly 1, and
-    the gap between behaviour and re-scored log-probs is nothing but rounding: it is reported as `sampling_gap`.
+    `age` is how often the agent's weights have changed since it was sampled. At age 0 the importance ratio is exactly
+    1, and the gap between behaviour and re-scored log-probs is nothing but rounding: it is reported as `sampling_gap`.
     """
     scored = team.score(sample.agent, sample.prompt_ids, [one.ids for one in sample.completions], config.temperature)
     counts, logprobs = scored.counts, scored.logprobs
@@ -132,14 +134,16 @@ def sample_loss(team: Team, sample: NodeSample, config: MAGRPOConfig, age: int) 
         ratio = torch.ones_like(behaviour)
         if age > 0:
             ratio = importance_ratio(logprobs, behaviour, counts, config.importance_sampling, config.importance_cap)
-        weights = ratio[counts].double()
+        per_token = ratio[counts].cpu().double()
+        first = torch.cat([torch.zeros(1, dtype=torch.long), counts.sum(-1).cpu().cumsum(0)[:-1]])
+        weights = per_token[first] if config.importance_sampling == "sequence" else per_token
         seen["importance_ratio_mean"] = float(weights.mean())
         seen["importance_ratio_max"] = float(weights.max())
         seen["effective_sample_size"] = float(weights.sum() ** 2 / weights.square().sum() / len(weights))
     loss = node_loss(
         logprobs,
         counts,
-        sample.advantages.to(logprobs.device),
+        sample.advantages.to(logprobs),
         aggregation=config.loss_aggregation,
         max_new_tokens=config.max_new_tokens,
         exclude_final_token=config.exclude_final_token,

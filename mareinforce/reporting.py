@@ -28,6 +28,9 @@ def exit_status(command: Callable[[], None]) -> int:
                 sys.stderr.write(user_traceback(error.__cause__))
             sys.stderr.write(f"error: {error}\n")
             return FAILED
+        except _misconfiguration() as error:  # Lightning's word for a setting it cannot follow
+            sys.stderr.write(f"error: trainer: {' '.join(str(error).split())}\n")
+            return FAILED
         except KeyboardInterrupt:
             sys.stderr.write("interrupted\n")
             return INTERRUPTED
@@ -37,6 +40,12 @@ def exit_status(command: Callable[[], None]) -> int:
             traceback.print_exc()
             return FAILED
     return FINISHED
+
+
+def _misconfiguration() -> type[Exception]:
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    return MisconfigurationException
 
 
 def user_traceback(error: BaseException) -> str:

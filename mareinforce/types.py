@@ -119,4 +119,4 @@ class NodeSample:
     zero_signal: bool  # all returns equal
     weight: float  # of this sample within an optimizer step; 1 unless turn_weighting is "tree"
     env_step: int  # joint actions scored up to and including this node
-    policy_version: int  # the agent's number of updates when it was sampled
+    policy_version: int  # how often the agent's weights had changed when it was sampled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 Aggregation = Literal["sequence_sum", "token_mean", "constant"]
@@ -35,7 +35,7 @@ def importance_ratio(
 def node_loss(
     logprobs: Float[Tensor, "K L"],
     counts: Bool[Tensor, "K L"],
-    advantages: Float64[Tensor, " K"],
+    advantages: Float[Tensor, " K"],
     *,
     aggregation: Aggregation = "sequence_sum",
     max_new_tokens: int = 1,

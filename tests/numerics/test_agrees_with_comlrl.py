@@ -163,7 +163,7 @@ def distance_after_one_step(model, mode, normalization, entries, make_optimizer,
         exclude_final_token=exclude_final_token,
     )
     batch = [node_sample(node, mode, normalization) for node in NODES]
-    update_agent(make_team(agent), 0, make_optimizer(agent), batch, config, updates=0)
+    update_agent(make_team(agent), 0, make_optimizer(agent), batch, config, policy_version=0)
     before, after = dict(model.named_parameters()), dict(agent.named_parameters())
     distances = []
     for name, entry in entries.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from mareinforce.errors import ConfigError, DataError, RewardError
@@ -163,8 +165,13 @@ def test_the_users_logger_and_aggregator_get_texts_rows_and_prompts(tmp_path):
     [
         (lambda prompts: [{}], lambda measured: {}, "expected 2, got 1"),
         (lambda prompts: None, lambda measured: {}, "expected 2, got None"),
-        (lambda prompts: [{}] * 2, lambda measured: {"turn_1/length": "long"}, "must return a dict of numbers"),
-        (lambda prompts: [{}] * 2, lambda measured: None, "must return a dict of numbers"),
+        (lambda prompts: [{}] * 2, lambda measured: {"turn_1/length": "long"}, "must return a dict of finite numbers"),
+        (
+            lambda prompts: [{}] * 2,
+            lambda measured: {"turn_1/length": math.nan},
+            "must return a dict of finite numbers",
+        ),
+        (lambda prompts: [{}] * 2, lambda measured: None, "must return a dict of finite numbers"),
     ],
 )
 def test_what_they_may_not_return_is_told(tmp_path, measure, aggregate, says):

@@ -107,7 +107,7 @@ def test_each_agent_is_clipped_by_itself(limit, moved):
     for agent, norm in enumerate((10.0, 0.1)):
         optimizer = torch.optim.SGD(models[agent].parameters(), lr=1.0)  # moves by the gradient itself
         batch = [sample(agent, norm * 2**0.5, tokenizer)]
-        update = update_agent(team, agent, optimizer, batch, config, updates=0)
+        update = update_agent(team, agent, optimizer, batch, config, 0)
         assert update.metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)  # before clipping
         # clipped as one vector with the other agent's they would be 0.99995 and 0.0099995
         assert distance(before[agent], models[agent]) == pytest.approx(moved[agent], rel=2e-5)

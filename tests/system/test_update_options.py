@@ -12,7 +12,7 @@ import torch
 
 import mareinforce.module
 from mareinforce import MAREINFORCETrainer
-from tests.system.runs import STATES, Recorder, column, metrics, table_team, train, unchanged, weights
+from tests.system.runs import STATES, Recorder, column, metrics, rank, table_team, train, unchanged, weights
 
 LN2 = math.log(2.0)
 
@@ -222,6 +222,14 @@ def test_samples_older_than_the_weights_are_weighed_by_their_ratio(tmp_path, mon
     assert stale["effective_sample_size"] == pytest.approx(size, abs=1e-5)
     assert size < 0.9999
     assert "sampling_gap" not in stale
+
+
+@pytest.mark.parametrize(("reward", "age"), [(ones, 0.0), (rank, 0.5)])
+def test_only_an_update_that_moves_the_weights_makes_samples_older(tmp_path, reward, age):
+    fields = {"rollout_buffer_size": 2, "train_batch_size": 1, "num_generations": 8}
+    made = train(tmp_path, reward, agents=table_team(1), rows=["go", "go"], **fields)
+    assert made.module.updates == [2]
+    assert column(made, "agent_0/sample_age") == [age]
 
 
 def test_the_ratio_changes_the_gradient(tmp_path):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from mareinforce import MAGRPOConfig, MAGRPOTrainer, MultiAgentReinforce
+import mareinforce.cli  # noqa: F401 (Lightning keeps the stderr it is imported with)
+from mareinforce import MAGRPOConfig, MAGRPOTrainer, MultiAgentReinforce, fit
 from mareinforce.data.sources import load_rows
 from mareinforce.errors import ConfigError, DataError
 from mareinforce.evaluation import Evaluators
-from mareinforce.metrics import node_metrics
+from mareinforce.metrics import RunningMeans, node_metrics
 from mareinforce.optim import sample_weights
 from mareinforce.rollout.credit import assign_returns, node_samples
+from tests.learning.games import table_agents
 from tests.numerics.games import Game, Policy, all_outcomes
 from tests.numerics.test_exact_expectation import config_for, reward
 from tests.numerics.test_returns import node
@@ -80,3 +83,76 @@ def test_lines_of_a_file_end_where_json_says_so(tmp_path):
 def test_a_dictionary_of_splits_is_told_as_such():
     with pytest.raises(DataError, match="splits"):
         load_rows({"train": [{"prompt": "x"}]})
+
+
+def test_maxima_are_the_largest_and_everything_else_is_a_mean():
+    means = RunningMeans()
+    for value in (1.0, 3.0, 2.0):
+        means.add_agent(0, {"sampling_gap": value, "loss": value})
+    assert means.take() == {"agent_0/sampling_gap": 3.0, "agent_0/loss": 2.0}
+    means.add_agent(0, {"sampling_gap": -1.0})
+    assert means.take() == {"agent_0/sampling_gap": -1.0}  # nothing is left of the last row
+
+
+@pytest.mark.parametrize("content", [{"weights": torch.zeros(2)}, torch.zeros(2), b"no checkpoint"])
+def test_a_file_that_is_no_checkpoint_of_ours_is_refused_in_a_sentence(tmp_path, capsys, content):
+    path = tmp_path / "some.ckpt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    told = refused(tmp_path, capsys, "--ckpt_path", str(path))
+    assert "some.ckpt" in told
+    assert "Traceback" not in told
+
+
+def test_a_setting_that_lightning_cannot_follow_is_told_in_a_sentence(tmp_path, capsys):
+    told = refused(tmp_path, capsys, "--trainer.accelerator", "gpu", "--trainer.devices", "1")
+    assert told.count("error: ") == 1
+    assert "Traceback" not in told
+
+
+def refused(folder, capsys, *arguments: str) -> str:
+    task = ["--model.agent_model=tiny-story", "--model.reward_func=mareinforce.tasks.story.length_ratio_reward"]
+    rest = ["--model.config.num_turns=1", "--data.train.path=story-prompts", f"--trainer.default_root_dir={folder}"]
+    assert fit.main([*task, *rest, *arguments]) == 1
+    return capsys.readouterr().err
+
+
+def test_age_counts_changes_of_the_weights_not_mini_batches_without_signal(tmp_path):
+    def reward(first: list[str], second: list[str], prompts: list[str]) -> list[float]:
+        flat = prompts[0] == "go"
+        return [1.0 if flat else float(k) for k in range(len(first))]
+
+    agents, tokenizer = table_agents(["go", "on", "a", "b"], ["a", "b"])
+    rows = [{"prompt": word} for word in ("go", "go", "on", "on")]
+    trainer = MAGRPOTrainer(
+        agents=agents, tokenizer=tokenizer, reward_func=reward, train_dataset=rows, shuffle=False,
+        default_root_dir=tmp_path,
+        args=MAGRPOConfig(
+            num_turns=1, num_train_epochs=1, prompts_per_step=4, rollout_buffer_size="rollout", train_batch_size=1,
+            max_new_tokens=1, eval_interval=0, agent_learning_rate=0.1, importance_sampling="token", seed=0,
+        ),
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.module.updates == [4, 4]
+    assert trainer.module.policy_versions == [2, 2]  # two of four mini-batches had nothing to teach
+
+
+def test_training_goes_on_only_from_the_end_of_an_epoch(tmp_path):
+    def made(updates: int | None) -> MAGRPOTrainer:
+        agents, tokenizer = table_agents(["go", "a", "b"], ["a", "b"])
+        settings = {"num_turns": 1, "num_train_epochs": 2, "max_new_tokens": 1, "rollout_buffer_size": 1}
+        return MAGRPOTrainer(
+            agents=agents, tokenizer=tokenizer, reward_func=length, train_dataset=[{"prompt": "go"}] * 3,
+            default_root_dir=tmp_path, args=MAGRPOConfig(**settings, max_updates=updates, eval_interval=0),
+        )  # fmt: skip
+
+    stopped = made(2)
+    stopped.train()
+    (middle,) = (stopped.run_folder / "checkpoints").glob("*.ckpt")
+    with pytest.raises(ConfigError, match="middle of an epoch"):
+        made(None).train(resume_from_checkpoint=middle)
+    whole = made(3)
+    whole.train()
+    (end,) = (whole.run_folder / "checkpoints").glob("*.ckpt")
+    resumed = made(None)
+    resumed.train(resume_from_checkpoint=end)
+    assert resumed.module.batches == 6

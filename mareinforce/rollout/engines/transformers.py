@@ -82,7 +82,9 @@ class TransformersEngine:
         end_ids = self.team.end_ids(agent)
         device = next(model.parameters()).device
         prompt_ids, attended = (tensor.to(device) for tensor in aligned_right([row.prompt_ids for row in rows]))
-        numbers = torch.from_numpy(np.stack([uniforms(row.key, sampling.max_new_tokens) for row in rows])).to(device)
+        numbers = torch.from_numpy(np.stack([uniforms(row.key, sampling.max_new_tokens) for row in rows]))
+        if device.type != "mps":  # which has no float64: there the drawing is done on the CPU
+            numbers = numbers.to(device)
         drawing = _KeyedDraw(numbers, prompt_ids.shape[1], sampling, end_ids)
         with dropout_off(model), _neutral_generation_config(model):
             sequences = cast(Any, model).generate(
@@ -124,9 +126,9 @@ class _KeyedDraw(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         position = input_ids.shape[1] - self.prompt_width
         forbidden = self.end_ids if position < self.sampling.min_new_tokens else None
-        ids, logprobs = draw(scores, self.numbers[:, position], self.sampling, forbidden)
+        ids, logprobs = draw(scores.to(self.numbers.device), self.numbers[:, position], self.sampling, forbidden)
         self.logprobs.append(logprobs)
-        return torch.full_like(scores, -torch.inf).scatter_(1, ids.unsqueeze(1), 0.0)
+        return torch.full_like(scores, -torch.inf).scatter_(1, ids.unsqueeze(1).to(scores.device), 0.0)
 
 
 def _settings(**fields: Any) -> GenerationConfig:
