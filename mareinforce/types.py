@@ -102,6 +102,7 @@ class Answers:
     prompt: Prompt
     prompt_ids: Tensor  # int64 [L]
     completions: list[Completion] = field(default_factory=list)  # [K]
+    conversation: Prompt | None = None  # what a next turn goes on from, where a formatter adds to what is shown
 
 
 @dataclass(frozen=True, slots=True)

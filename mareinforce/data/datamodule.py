@@ -81,6 +81,8 @@ class RowsDataModule(L.LightningDataModule):
             if self.train is None:
                 raise ConfigError("data.train is missing: name the rows to train on.")
             self._train_rows = load_rows(self.train, self.prompt_column, "data.train")
+        if stage == "validate" and self.eval is None:
+            raise ConfigError("data.eval is missing: name the rows to evaluate on.")
         if self.eval is not None and self._eval_rows is None:
             self._eval_rows = load_rows(self.eval, self.prompt_column, "data.eval")
 

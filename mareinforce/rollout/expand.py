@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import PromptError
@@ -80,6 +80,9 @@ class Expansion:
     def first_prompts(self, index: int, row: Row) -> list[Answers | None]:
         """What each agent is shown at turn 1 of a row, [N]. Raises PromptError, naming the row, if it cannot be."""
         answers = self._shown(index, row, [self.formatters.format(agent, row) for agent in range(self.num_agents)], 0)
+        for answer in answers:
+            if answer is not None:
+                answer.conversation = self.formatters.conversation(row, answer.prompt)
         if all(answer is None for answer in answers):
             raise PromptError(
                 f"row {index}: the formatters gave None for all {self.num_agents} agents at turn 1, so nobody speaks; "
@@ -151,30 +154,30 @@ class Expansion:
     def _child(self, node: Node, joint_action: int) -> Node | None:
         if self.transition is None:
             raise PromptError("num_turns is above 1, but there is no external_transition to lead to the next turn.")
-        agents = range(self.num_agents)
         prompt_history, response_history = node.prompt_history(), node.responses_through(joint_action)
         external = self.transition.next_prompts(
             prompt=self.formatters.row_prompt(node.row),
-            agent_completions=[node.text(agent, joint_action) for agent in agents],
+            agent_completions=[node.text(agent, joint_action) for agent in range(self.num_agents)],
             prompt_history_per_agent=prompt_history,
             response_history_per_agent=response_history,
             batch_item=node.row,
             turn=node.turn,
             reward=node.raw_rewards[joint_action],
         )
+        spoken: list[dict[str, Any]] = [
+            {"prompt_history": conversation, "response_history": responses}
+            for conversation, responses in zip(node.conversation_history(), response_history, strict=True)
+        ]
         prompts = [
-            None
-            if external[agent] is None
-            else self.formatters.format(
-                agent,
-                node.row,
-                external[agent],
-                prompt_history=prompt_history[agent],
-                response_history=response_history[agent],
-            )
-            for agent in agents
+            None if prompt is None else self.formatters.format(agent, node.row, prompt, **spoken[agent])
+            for agent, prompt in enumerate(external)
         ]
         answers = self._shown(node.row_index, node.row, prompts, node.turn + 1)
+        for agent, answer in enumerate(answers):
+            if answer is not None:
+                answer.conversation = self.formatters.conversation(
+                    node.row, answer.prompt, external[agent], **spoken[agent]
+                )
         if all(answer is None for answer in answers):
             return None
         return Node(node.row_index, node.row, answers, parent=node, parent_action=joint_action)

@@ -92,7 +92,7 @@ class Formatters:
         """What the agent is shown; None if it is idle.
 
         ``external_prompt`` is what the transition made for it, None at turn 1. The histories are the agent's own on
-        this branch, [turn] each: prompts as shown (None where it was idle) and answers.
+        this branch, [turn] each: what `conversation` gave (None where it was idle) and answers.
 
         Raises:
             UserCodeError: the formatter raised.
@@ -106,18 +106,43 @@ class Formatters:
             # At turn 1 a default of the user's own stays in force; without one, the parameter is given None.
             values = {"external_prompts": None} if "external_prompts" in function.required else {}
             return check_prompt(function.call([dict(row)], values, where), function.label, agent, where)
-        own = row.get(self.prompt_column)
-        prompt = external_prompt
-        formatted = function is not None and not self.external_prompt_passthrough
-        if isinstance(external_prompt, str) and isinstance(own, list):
-            # A formatter starts from the row's own messages: what it has once added must not be given to it again.
-            shown = [own if formatted and each is not None else each for each in prompt_history]
-            prompt = continue_conversation(own, external_prompt, shown, response_history)
-        if function is None or not formatted:
+        prompt = self._before_formatting(row, external_prompt, prompt_history, response_history)
+        if function is None or self.external_prompt_passthrough:
             return copy.deepcopy(prompt)
-        changed = {**row, ORIGINAL_PROMPT: own, self.prompt_column: prompt}
+        changed = {**row, ORIGINAL_PROMPT: row.get(self.prompt_column), self.prompt_column: prompt}
         result = function.call([changed], {"external_prompts": external_prompt}, where)
         return check_prompt(result, function.label, agent, where)
+
+    def conversation(
+        self,
+        row: Row,
+        shown: Prompt,
+        external_prompt: Prompt | None = None,
+        *,
+        prompt_history: Sequence[Prompt | None] = (),
+        response_history: Sequence[str] = (),
+    ) -> Prompt:
+        """What a next turn's conversation goes on from: the prompt before a formatter added to it, else as shown.
+
+        A formatter is given the conversation at every turn, so what it has once added must not come back to it.
+        """
+        if self._functions is None or self.external_prompt_passthrough:
+            return shown
+        return self._before_formatting(row, external_prompt, prompt_history, response_history)
+
+    def _before_formatting(
+        self,
+        row: Row,
+        external_prompt: Prompt | None,
+        prompt_history: Sequence[Prompt | None],
+        response_history: Sequence[str],
+    ) -> Prompt:
+        own: Prompt = row.get(self.prompt_column, "")
+        if external_prompt is None:
+            return own
+        if isinstance(external_prompt, str) and isinstance(own, list):
+            return continue_conversation(own, external_prompt, prompt_history, response_history)
+        return external_prompt
 
     def _own_prompt(self, row: Row, where: str) -> Prompt | None:
         prompt = self.row_prompt(row)

@@ -59,6 +59,12 @@ class Node:
         shown = [None if answers is None else answers.prompt for answers in self.answers]
         return [[*history, prompt] for history, prompt in zip(before, shown, strict=True)]
 
+    def conversation_history(self) -> list[list[Prompt | None]]:
+        """What each agent's conversation goes on from, [N][turn + 1]: as shown, or before a formatter added to it."""
+        before = self.parent.conversation_history() if self.parent else [[] for _ in self.answers]
+        here = [None if answers is None else answers.conversation or answers.prompt for answers in self.answers]
+        return [[*history, prompt] for history, prompt in zip(before, here, strict=True)]
+
     def response_history(self) -> list[list[str]]:
         """What each agent said on the way to this node, [N][turn]; "" where it was idle."""
         if self.parent is None or self.parent_action is None:

@@ -169,11 +169,14 @@ def test_a_formatter_is_given_the_rows_messages_not_what_it_made_of_them():
         return [{"role": "system", "content": "rules"}, *row["prompt"]]
 
     row, first = {"prompt": [user("hi")]}, [{"role": "system", "content": "rules"}, user("hi")]
-    history = {"prompt_history": [first], "response_history": ["hello"]}
     expected = [*first, assistant("hello"), user("go on")]
-    assert Formatters(with_rules, 1).format(0, row, "go on", **history) == expected
-    verbatim = Formatters(with_rules, 1, external_prompt_passthrough=True)
-    assert verbatim.format(0, row, "go on", **history) == expected
+    for passthrough in (False, True):
+        formatters = Formatters(with_rules, 1, external_prompt_passthrough=passthrough)
+        assert formatters.format(0, row) == first
+        goes_on_from = formatters.conversation(row, first)
+        assert goes_on_from == (first if passthrough else [user("hi")])
+        history = {"prompt_history": [goes_on_from], "response_history": ["hello"]}
+        assert formatters.format(0, row, "go on", **history) == expected
 
 
 def test_turns_in_which_an_agent_was_idle_are_no_part_of_its_conversation():
