@@ -17,6 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from mareinforce.agents.lora import LoRA
 from mareinforce.checkpoint import FOLDER, TeamCheckpoint, newest_checkpoint
 from mareinforce.config import MAGRPOConfig
 from mareinforce.config_links import check_twins, link_arguments, team_size
@@ -55,12 +56,14 @@ class AgentsOfYAML(MultiAgentReinforce):
         num_agents: int = 2,
         agents: list[str] | None = None,
         tokenizer: str | list[str] | None = None,
+        lora: LoRA | list[LoRA | None] | None = None,
         config: MAGRPOConfig = MAGRPOConfig(),  # noqa: B008 (the parser reads the default's fields and makes its own)
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            algorithm=algorithm, num_agents=num_agents, agents=agents, tokenizer=tokenizer, config=config, **kwargs
-        )
+            algorithm=algorithm, num_agents=num_agents, agents=agents, tokenizer=tokenizer, lora=lora, config=config,
+            **kwargs,
+        )  # fmt: skip
 
 
 class MareinforceCLI(LightningCLI):

@@ -114,9 +114,13 @@ class MAGRPOConfig:
     reference_kl_coef: float = 0.1
     """Weight of that KL."""
     reference_kl_estimator: Literal["k1", "k3"] = "k1"
-    """Estimator of that KL."""
+    """Estimator of that KL; k3 is what is logged either way."""
+    reference_kl_placement: Literal["return", "advantage"] = "return"
+    """return: before baseline and normalisation; advantage: after."""
+    reference: Literal["start", "base"] | None = None
+    """What agents are kept near: their start, or the base of their adapter; None: start, which a new adapter shares."""
     reference_devices: str | list[str] | None = None
-    """Devices of the references."""
+    """Devices of the references of agents that are trained whole, one for all or one an agent; None: the agent's."""
     rollout_dtype: str | None = None
     """Precision of sampling; None: that of training."""
     on_reward_error: Literal["stop", "skip"] = "stop"
@@ -133,6 +137,11 @@ class MAGRPOConfig:
     def __post_init__(self) -> None:
         config_rules.check(self)
         self.joint_mode = "aligned" if self.joint_mode in ("aligned", "align") else "cross"
+
+    @property
+    def references(self) -> bool:
+        """Is there a reference to be kept near?"""
+        return self.reference_kl_enabled and self.reference_kl_coef > 0
 
     @property
     def learning_rates(self) -> list[float]:

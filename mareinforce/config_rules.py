@@ -59,11 +59,6 @@ RULES: dict[str, Rule] = {
 }
 
 NOT_YET: dict[str, str] = {
-    "parallel_training": "agents cannot train concurrently yet; leave it at none",
-    "agent_devices": "agents cannot be placed one by one yet; use trainer.accelerator and trainer.devices",
-    "reference_kl_enabled": "the reference KL is not available yet; leave it at false",
-    "reference_kl_estimator": "the reference KL is not available yet; leave it at k1",
-    "reference_devices": "the reference KL is not available yet; leave it at null",
     "rollout_dtype": "sampling always uses the training precision as yet; leave it at null",
     "on_reward_error": "a failing reward always stops the run as yet; leave it at stop",
     "reward_timeout": "reward calls have no time limit as yet; leave it at null",
@@ -86,6 +81,7 @@ def check(config: MAGRPOConfig) -> None:
         if name in NOT_YET and value != defaults[name]:
             raise ConfigError(f"{name}={value!r}: {NOT_YET[name]}.")
     _check_together(config)
+    _check_devices(config)
 
 
 def _check_together(config: MAGRPOConfig) -> None:
@@ -116,6 +112,23 @@ def _check_together(config: MAGRPOConfig) -> None:
         raise ConfigError(
             f"train_batch_size={batch}: turn_weighting=tree makes one optimizer step of the whole buffer; leave "
             f"train_batch_size out."
+        )
+
+
+def _check_devices(config: MAGRPOConfig) -> None:
+    if config.parallel_training == "mp" and config.agent_devices is None:
+        raise ConfigError(
+            "parallel_training='mp' needs agent_devices: one device for all, or one an agent, such as [cuda:0, cuda:1]."
+        )
+    for field in ("agent_devices", "reference_devices"):
+        if getattr(config, field) is not None:
+            from mareinforce.devices import agent_places  # brings torch, which a configuration alone does not need
+
+            agent_places(getattr(config, field), config.num_agents, field)
+    if config.reference_devices is not None and not config.references:
+        raise ConfigError(
+            f"reference_devices={config.reference_devices!r}: there is no reference; set reference_kl_enabled: true "
+            f"(and a reference_kl_coef above 0), or leave it out."
         )
 
 

@@ -90,6 +90,17 @@ def row_metrics(root: Node, num_turns: int) -> dict[str, float]:
     return values
 
 
+def kl_metrics(sample: NodeSample) -> dict[str, float]:
+    """Turn-wise means of one agent's KL to its reference (k3), and of what it was charged; nothing without one."""
+    if sample.kl is None or sample.kl_penalty is None:
+        return {}
+    turn = f"turn_{sample.turn + 1}"
+    return {
+        f"{turn}/reference_kl_mean": float(sample.kl.k3.mean()),
+        f"{turn}/reference_kl_penalty_mean": float(sample.kl_penalty.mean()),
+    }
+
+
 def completion_metrics(sample: NodeSample) -> dict[str, float]:
     """Means over one agent's K completions at one node: tokens (the end token included), share cut, no signal."""
     lengths = [float(len(completion.ids)) for completion in sample.completions]

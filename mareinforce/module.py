@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
 
 import lightning as L
 import torch
 
-from mareinforce.agents.team import Team, check_agents
+from mareinforce.agents.arguments import check_agents, check_team_config
+from mareinforce.agents.identity import check_same_team, check_weights_are_there, describe
+from mareinforce.agents.team import Team
+from mareinforce.agents.workers import Job, Workers
 from mareinforce.config import ALGORITHMS, MAGRPOConfig
+from mareinforce.devices import agent_places
 from mareinforce.errors import ConfigError
 from mareinforce.evaluation import Evaluation, Evaluators
-from mareinforce.metrics import RunningMeans, completion_metrics, mean
+from mareinforce.learner import Learner, Report
+from mareinforce.metrics import RunningMeans, completion_metrics, kl_metrics, mean
 from mareinforce.notices import RunNotices
-from mareinforce.optim import build_optimizer, learning_rate_factor, update_agent
+from mareinforce.optim import build_optimizer
 from mareinforce.rewards.contract import Reward
-from mareinforce.rollout.buffer import RolloutBuffer, mini_batches
-from mareinforce.rollout.credit import assign_returns, node_samples, number_env_steps
+from mareinforce.rollout.credit import assign_returns, measure_reference_kl, node_samples, number_env_steps
 from mareinforce.rollout.engines.transformers import TransformersEngine
 from mareinforce.rollout.expand import Episode, Expansion
 from mareinforce.rollout.prompts import Formatters, Transition
@@ -39,7 +44,12 @@ class MultiAgentReinforce(L.LightningModule):
         agents: one id, folder or loaded model an agent, instead of `agent_model`.
         num_agents: N; with `agents`, their number.
         tokenizer: one, or one an agent; needed for loaded models.
-        model_config: how models are loaded (dtype, attn_implementation).
+        model_config: how models are loaded: dtype, attn_implementation, gguf_file, revision, gradient_checkpointing,
+            special_tokens, trust_remote_code.
+        lora: the agents' adapters on a shared base, see `mareinforce.agents.lora.LoRA`: one setting for all agents, or
+            one an agent (None: the agent is trained whole).
+        share_policy: one set of weights for all agents, whose losses are added up in one optimizer step.
+        trainable: which agents learn, one flag an agent; default: all.
         reward_func: scores joint answers, see `mareinforce.rewards.contract.Reward`.
         reward_processor: applied to every single reward before anything else uses it.
         formatters: row -> prompt, one or one an agent; default: the row's prompt.
@@ -69,10 +79,18 @@ class MultiAgentReinforce(L.LightningModule):
         eval_aggregator: UserCallable | None = None,
         config: MAGRPOConfig | None = None,
         prompt_column: str | None = None,
+        lora: Any = None,
+        share_policy: bool = False,
+        trainable: list[bool] | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        num_agents = check_agents(agent_model, agents, num_agents, tokenizer, model_config)
+        self.strict_loading = False  # frozen weights are in no checkpoint; what must be in one is checked by ourselves
+        team = {
+            "agent_model": agent_model, "agents": agents, "num_agents": num_agents, "tokenizer": tokenizer,
+            "model_config": model_config, "lora": lora, "share_policy": share_policy, "trainable": trainable,
+        }  # fmt: skip
+        num_agents = check_agents(**team)
         mode = ALGORITHMS[algorithm or "magrpo"]
         self.config = config = config or MAGRPOConfig(num_agents=num_agents, advantage_mode=mode)
         if algorithm is not None and config.advantage_mode != mode:
@@ -89,10 +107,16 @@ class MultiAgentReinforce(L.LightningModule):
                 f"num_turns={config.num_turns} needs external_transition, which says what agents are asked after a "
                 f"turn. Give one, or set num_turns: 1."
             )
-        self._agents_from = {
-            "agent_model": agent_model, "agents": agents, "num_agents": num_agents, "tokenizer": tokenizer,
-            "model_config": model_config, "max_new_tokens": config.max_new_tokens,
-        }  # fmt: skip
+        check_team_config(config, **team)
+        self._team_arguments = {
+            **team,
+            "max_new_tokens": config.max_new_tokens,
+            "places": agent_places(config.agent_devices, num_agents, "agent_devices"),
+            "reference_kl": config.references,
+            "reference": config.reference,
+            "reference_places": agent_places(config.reference_devices, num_agents, "reference_devices"),
+        }
+        self.workers = Workers(concurrent=config.parallel_training == "mp")
         self._reward = Reward(reward_func, num_agents, reward_processor)
         self._formatters = Formatters(
             formatters, num_agents, prompt_column or "prompt", config.external_prompt_passthrough
@@ -108,18 +132,24 @@ class MultiAgentReinforce(L.LightningModule):
         """Joint actions scored so far in training."""
         self.batches = 0
         """Batches trained so far."""
-        self.updates = [0] * num_agents
-        """Updates (mini-batches worked through) so far, one number an agent."""
-        self.policy_versions = [0] * num_agents
-        """Updates that changed an agent's weights, one number an agent: what a sample's age is counted in."""
-        capacity = None if config.rollout_buffer_size == "rollout" else config.rollout_buffer_size
-        self._rollout_buffers = [RolloutBuffer(capacity) for _ in range(num_agents)]
+        self.learners: list[Learner] = []
+        """One a policy, once the agents are loaded."""
         self._means = RunningMeans()
         self._logged_env_step = 0
         self._batch_index = 0  # within the epoch
         self._epoch = 0  # of the batch trained last
         self._epoch_is_whole = True  # no batch of an epoch is left to train
         self._prompt_column = prompt_column
+
+    @property
+    def updates(self) -> list[int]:
+        """Updates (mini-batches worked through) so far, one number an agent."""
+        return self._by_agent({learner: learner.updates for learner in self.learners})
+
+    @property
+    def policy_versions(self) -> list[int]:
+        """Updates that changed an agent's weights, one number an agent: what a sample's age is counted in."""
+        return self._by_agent({learner: learner.policy_version for learner in self.learners})
 
     # the algorithm
 
@@ -128,9 +158,8 @@ class MultiAgentReinforce(L.LightningModule):
         self._batch_index, self._epoch = batch_index, self.current_epoch
         self._evaluate_if_due(batch_index)
         trees = self.rollout(rows)
-        samples = self.credit(trees)
-        for agent in range(self.config.num_agents):
-            self.learn(agent, [sample for sample in samples if sample.agent == agent])
+        self.measure_kl(trees)
+        self.learn(self.credit(trees))
         self.batches += 1
         self._epoch_is_whole = bool(self.trainer.is_last_batch)
         self._log(trees)
@@ -142,6 +171,19 @@ class MultiAgentReinforce(L.LightningModule):
         trees = self._expansion().grow(rows, Episode.training(self.config, self.seed, self.current_epoch))
         self._notices.after_rollout(trees)
         return trees
+
+    def measure_kl(self, trees: Sequence[Node]) -> None:
+        """How far every learning agent's answers are from its frozen reference, if it has one."""
+        team, config = self._team(), self.config
+        jobs = [
+            Job(
+                team.seats[agent].network,
+                (agent,),
+                partial(measure_reference_kl, team, agent, trees, config.temperature, config.reference_kl_estimator),
+            )
+            for agent in sorted(team.references)
+        ]
+        self.workers.run(jobs)
 
     def credit(self, trees: Sequence[Node]) -> list[NodeSample]:
         """Returns up every tree, then each agent's returns and advantages, in the order of environment steps."""
@@ -155,44 +197,20 @@ class MultiAgentReinforce(L.LightningModule):
                 samples += node_samples(node, config, self.policy_versions, len(trees))
         return samples
 
-    def learn(self, agent: int, samples: Sequence[NodeSample]) -> None:
-        """Fill an agent's buffer, and update whenever it is full and at the end of an epoch or of a whole rollout."""
+    def learn(self, samples: Sequence[NodeSample]) -> None:
+        """Every policy learns from its own agents' samples; the order of what is logged is that of the policies."""
         for sample in samples:
-            self._means.add_agent(agent, completion_metrics(sample))
-            self._update(agent, self._rollout_buffers[agent].add(sample))
-        if self.config.rollout_buffer_size == "rollout" or self.trainer.is_last_batch:
-            self._update(agent, self._rollout_buffers[agent].flush())
-
-    def _update(self, agent: int, samples: Sequence[NodeSample]) -> None:
-        """One optimizer step per mini-batch of a full buffer."""
-        config, optimizer = self.config, self._optimizer(agent)
-        assert self.team is not None
-        for batch in mini_batches(
-            samples,
-            batch_size=config.train_batch_size,
-            turn_weighting=config.turn_weighting,
-            seed=self.seed,
-            agent=agent,
-            update=self.updates[agent],
-        ):
-            if config.max_updates is not None and self.updates[agent] >= config.max_updates:
-                return
-            factor = learning_rate_factor(
-                config.lr_schedule, self._progress(agent), self.updates[agent], config.warmup_updates
-            )
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rates[agent] * factor
-            update = update_agent(self.team, agent, optimizer, batch, config, self.policy_versions[agent])
-            ages = [self.policy_versions[agent] - sample.policy_version for sample in batch]
-            self.updates[agent] += 1
-            self.policy_versions[agent] += update.stepped
-            seen = {
-                "loss": update.loss,
-                "learning_rate": optimizer.param_groups[0]["lr"],
-                "sample_age": sum(ages) / len(ages),
-                "stepped_fraction": float(update.stepped),
-            }
-            self._means.add_agent(agent, {**seen, **update.metrics})
+            self._means.add_agent(sample.agent, {**completion_metrics(sample), **kl_metrics(sample)})
+            self._means.add(kl_metrics(sample))
+        flush = self.config.rollout_buffer_size == "rollout" or bool(self.trainer.is_last_batch)
+        jobs = []
+        for index, learner in enumerate(self.learners):
+            own = [sample for sample in samples if sample.agent in learner.policy.agents]
+            work = partial(learner.learn, own, self._optimizer(index), flush=flush, progress=self._progress)
+            jobs.append(Job(learner.policy.seat.network, learner.policy.agents, work))
+        for reports in self.workers.run(jobs):
+            for agent, seen in cast("list[Report]", reports):
+                self._means.add_agent(agent, seen)
 
     # evaluation
 
@@ -226,9 +244,10 @@ class MultiAgentReinforce(L.LightningModule):
     def configure_model(self) -> None:
         """Load the agents, once."""
         if self.team is None:
-            self.team = Team.build(**self._agents_from)
+            self.team = Team.build(**self._team_arguments, seed=self.seed)
+            self.learners = [Learner(self.team, policy, self.config, self.seed) for policy in self.team.policies]
             self.expansion = Expansion(
-                TransformersEngine(self.team),
+                TransformersEngine(self.team, workers=self.workers),
                 self.team,
                 self._reward,
                 self._formatters,
@@ -237,10 +256,12 @@ class MultiAgentReinforce(L.LightningModule):
             )
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """One AdamW an agent; the learning rates are set at every update."""
-        assert self.team is not None
-        rates = self.config.learning_rates
-        return [build_optimizer(agent, rates[i], self.config) for i, agent in enumerate(self.team.agents)]
+        """One AdamW a policy; the learning rates are set at every update."""
+        team, rates = self._team(), self.config.learning_rates
+        return [
+            build_optimizer(team.weights(policy).values(), rates[policy.agents[0]], self.config)
+            for policy in team.policies
+        ]
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
@@ -251,7 +272,7 @@ class MultiAgentReinforce(L.LightningModule):
 
     def on_fit_start(self) -> None:
         """Before any rollout: say what should be said, and try the first prompt of every row."""
-        self._notices.at_start()
+        self._notices.at_start(self._team().notes)
         data = getattr(self.trainer, "datamodule", None)
         if data is not None:
             for index, row in data.train_rows():
@@ -264,11 +285,13 @@ class MultiAgentReinforce(L.LightningModule):
     def save_model(self, directory: str | os.PathLike[str]) -> None:
         """Save every agent with its tokenizer, one folder an agent (`agent_0` ...), loadable by `from_pretrained`."""
         self.configure_model()
-        assert self.team is not None
-        self.team.save(directory)
+        self._team().save(directory)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        trained = {f"team.{name}" for name in self._team().trained_state()}
+        checkpoint["state_dict"] = {key: value for key, value in checkpoint["state_dict"].items() if key in trained}
         checkpoint["mareinforce"] = {
+            "team": describe(self._team()),
             "env_step": self.env_step,
             "batches": self.batches,
             "updates": list(self.updates),
@@ -279,20 +302,32 @@ class MultiAgentReinforce(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = checkpoint["mareinforce"]
+        check_same_team(state["team"], describe(self._team()))
+        check_weights_are_there(self._team(), checkpoint["state_dict"], prefix="team.")
         if self.trainer.training and not state["epoch_is_whole"]:
             raise ConfigError(
                 f"the checkpoint was saved in the middle of an epoch, after batch {state['batches']}; as yet training "
                 f"can only go on from the end of one. It can be evaluated, or give another."
             )
-        self.env_step, self.batches, self.updates = state["env_step"], state["batches"], list(state["updates"])
-        self.policy_versions = list(state["policy_versions"])
+        self.env_step, self.batches = state["env_step"], state["batches"]
+        for learner in self.learners:
+            learner.updates = state["updates"][learner.policy.agents[0]]
+            learner.policy_version = state["policy_versions"][learner.policy.agents[0]]
         self._logged_env_step = state["logged_env_step"]
 
     # small print
 
-    def _optimizer(self, agent: int) -> torch.optim.Optimizer:
+    def _by_agent(self, counts: dict[Learner, int]) -> list[int]:
+        found = {agent: count for learner, count in counts.items() for agent in learner.policy.agents}
+        return [found.get(agent, 0) for agent in range(self.config.num_agents)]
+
+    def _team(self) -> Team:
+        assert self.team is not None, "the agents are loaded in configure_model"
+        return self.team
+
+    def _optimizer(self, policy: int) -> torch.optim.Optimizer:
         optimizers = self.optimizers()
-        return optimizers[agent] if isinstance(optimizers, list) else optimizers  # type: ignore[return-value]
+        return optimizers[policy] if isinstance(optimizers, list) else optimizers  # type: ignore[return-value]
 
     def _expansion(self) -> Expansion:
         assert self.expansion is not None, "the agents are loaded in configure_model"
@@ -303,20 +338,16 @@ class MultiAgentReinforce(L.LightningModule):
         return Evaluation(self._expansion(), episode, self.config.discount, self._evaluators)
 
     def _all_updates_made(self) -> bool:
-        """Has every agent that has anything to learn from made `max_updates` updates?"""
-        if self.config.max_updates is None:
-            return False
-        learning = [
-            made for made, buffer in zip(self.updates, self._rollout_buffers, strict=True) if made or buffer.samples
-        ]
-        return bool(learning) and min(learning) >= self.config.max_updates
+        """Has every policy that has anything to learn from made `max_updates` updates?"""
+        learning = [learner for learner in self.learners if learner.has_learned_from_anything()]
+        return bool(learning) and all(learner.is_done() for learner in learning)
 
-    def _progress(self, agent: int) -> float:
+    def _progress(self, updates: int) -> float:
         """Share of this training that is done: of its batches or of its updates, whichever is nearer the end."""
         epochs, batches = self.trainer.max_epochs or 1, float(self.trainer.num_training_batches)
         shares = [(self.current_epoch + self._batch_index / batches) / epochs if epochs > 0 else 0.0]
         if self.config.max_updates is not None:
-            shares.append(self.updates[agent] / self.config.max_updates)
+            shares.append(updates / self.config.max_updates)
         return max(shares)
 
     def _log(self, trees: Sequence[Node]) -> None:

@@ -33,6 +33,12 @@ def startup_warnings(config: MAGRPOConfig) -> Iterator[str]:
             f"turn_weighting=tree with rollout_buffer_size={config.rollout_buffer_size} spreads a tree over several "
             f"optimizer steps. Set rollout_buffer_size: rollout for one step on whole trees."
         )
+    if config.references and config.reference_kl_placement == "return" and config.advantage_normalization:
+        yield (
+            f"advantage_normalization={config.advantage_normalization} with reference_kl_placement=return: where all "
+            f"rewards of a group are equal, the KL alone is scaled up to a full-size advantage. Set "
+            f"reference_kl_placement: advantage, or advantage_normalization: false, to keep it at its own size."
+        )
     stale = config.rollout_buffer_size != "rollout" and config.importance_sampling == "none"
     if config.prompts_per_step > 1 and stale:
         yield (
@@ -50,8 +56,10 @@ class RunNotices:
         self._said: set[str] = set()
         self._first_step = True
 
-    def at_start(self) -> None:
-        """Say what the configuration alone shows."""
+    def at_start(self, team_notes: Sequence[str] = ()) -> None:
+        """Say what the configuration alone shows, and how the team was made."""
+        for sentence in team_notes:
+            rank_zero_info(sentence)
         for sentence in startup_information(self._config):
             rank_zero_info(sentence)
         for sentence in startup_warnings(self._config):

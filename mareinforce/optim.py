@@ -1,9 +1,10 @@
-"""One agent's optimizer: its learning rate over the run, and one step on a mini-batch of node samples."""
+"""One policy's optimizer: its learning rate over the run, and one step on a mini-batch of node samples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,11 +21,10 @@ PROBED_WEIGHTS = 65536
 """Weights watched for `changed_weights_fraction`."""
 
 
-def build_optimizer(agent: nn.Module, learning_rate: float, config: MAGRPOConfig) -> torch.optim.AdamW:
-    """AdamW over an agent's trainable weights (Loshchilov & Hutter 2019)."""
-    weights = [weight for weight in agent.parameters() if weight.requires_grad]
+def build_optimizer(weights: Iterable[nn.Parameter], learning_rate: float, config: MAGRPOConfig) -> torch.optim.AdamW:
+    """AdamW over a policy's weights (Loshchilov & Hutter 2019)."""
     return torch.optim.AdamW(
-        weights, lr=learning_rate, betas=config.adam_betas, eps=config.adam_eps, weight_decay=config.weight_decay
+        list(weights), lr=learning_rate, betas=config.adam_betas, eps=config.adam_eps, weight_decay=config.weight_decay
     )
 
 
@@ -45,18 +45,22 @@ def learning_rate_factor(schedule: str, progress: float, update: int, warmup_upd
 
 @dataclass(slots=True)
 class Update:
-    """What one update of one agent did; every number a plain float."""
+    """What one update of one policy did; every number a plain float."""
 
     stepped: bool = False
-    loss: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)  # by agent; 0 where it had nothing to learn
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)  # by agent
 
 
 def sample_weights(batch: Sequence[NodeSample], config: MAGRPOConfig) -> list[float]:
-    """Weight of each sample's loss in the optimizer step: 1 / samples, or its share of the step's trees."""
+    """Weight of each sample's loss in the optimizer step: 1 / samples of its agent, or its share of the step's trees.
+
+    So the loss of agents that share their weights is the sum over agents of each one's mean.
+    """
     if config.turn_weighting == "tree":
         return [sample.weight for sample in batch]
-    return [1.0 / len(batch)] * len(batch)
+    sizes = Counter(sample.agent for sample in batch)
+    return [1.0 / sizes[sample.agent] for sample in batch]
 
 
 def kept_completions(sample: NodeSample, config: MAGRPOConfig) -> Tensor:
@@ -71,16 +75,15 @@ def has_gradient(sample: NodeSample, config: MAGRPOConfig) -> bool:
     return bool((sample.advantages[kept_completions(sample, config)] != 0).any())
 
 
-def update_agent(
+def update_policy(
     team: Team,
-    agent: int,
     optimizer: torch.optim.Optimizer,
     batch: Sequence[NodeSample],
     config: MAGRPOConfig,
     policy_version: int,
 ) -> Update:
-    """One optimizer step of one agent on the mean loss of a mini-batch; `policy_version` is how often its
-    weights have changed so far.
+    """One optimizer step of one policy on a mini-batch: the mean loss of its agent's samples, or the sum of its
+    agents' means. `policy_version` is how often its weights have changed so far.
 
     Samples without signal keep their place in the mean and cost nothing; a mini-batch of nothing else makes no step.
     Raises NonFiniteError, with weights and moments untouched, if a loss or a gradient is not finite.
@@ -88,32 +91,42 @@ def update_agent(
     weighted = zip(batch, sample_weights(batch, config), strict=True)
     learnable = [(sample, weight) for sample, weight in weighted if has_gradient(sample, config)]
     if not learnable:
-        return Update()
+        return Update(losses={sample.agent: 0.0 for sample in batch}, metrics={sample.agent: {} for sample in batch})
     optimizer.zero_grad(set_to_none=True)
-    passes = []
+    passes: dict[int, list[dict[str, float]]] = {sample.agent: [] for sample in batch}
     for sample, weight in learnable:
         loss, seen = sample_loss(team, sample, config, age=policy_version - sample.policy_version)
         loss = weight * loss
         if not torch.isfinite(loss):
             optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteError(_not_finite(agent, "loss", float(loss), sample))
+            raise NonFiniteError(_not_finite("loss", float(loss), sample))
         loss.backward()  # type: ignore[no-untyped-call]
-        passes.append({"loss": float(loss.detach()), **seen})
+        passes[sample.agent].append({"loss": float(loss.detach()), **seen})
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
     grad_norm = float(nn.utils.clip_grad_norm_(weights, limit))
     if not math.isfinite(grad_norm):
         optimizer.zero_grad(set_to_none=True)
-        raise NonFiniteError(_not_finite(agent, "gradient norm", grad_norm, learnable[0][0]))
+        raise NonFiniteError(_not_finite("gradient norm", grad_norm, learnable[0][0]))
     before = probe(weights)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     changed = float((probe(weights) != before).double().mean())
-    metrics = {"grad_norm": grad_norm, "changed_weights_fraction": changed}
+    common = {"grad_norm": grad_norm, "changed_weights_fraction": changed}
+    return Update(
+        stepped=True,
+        losses={agent: sum(seen["loss"] for seen in own) for agent, own in passes.items()},
+        metrics={agent: {**common, **_summary(own)} for agent, own in passes.items()},
+    )
+
+
+def _summary(passes: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means (of `MAXIMA`: the largest) of what was seen in one agent's passes."""
+    summary = {}
     for name in dict.fromkeys(name for seen in passes for name in seen if name != "loss"):
         values = [seen[name] for seen in passes if name in seen]
-        metrics[name] = max(values) if name in MAXIMA else sum(values) / len(values)
-    return Update(stepped=True, loss=sum(seen["loss"] for seen in passes), metrics=metrics)
+        summary[name] = max(values) if name in MAXIMA else sum(values) / len(values)
+    return summary
 
 
 def sample_loss(team: Team, sample: NodeSample, config: MAGRPOConfig, age: int) -> tuple[Tensor, dict[str, float]]:
@@ -126,6 +139,7 @@ def sample_loss(team: Team, sample: NodeSample, config: MAGRPOConfig, age: int) 
     counts, logprobs = scored.counts, scored.logprobs
     behaviour = torch.zeros_like(logprobs)
     behaviour[counts] = torch.cat([one.logprobs for one in sample.completions]).to(behaviour)
+    assert scored.entropy is not None  # asked for
     seen = {"entropy": float(scored.entropy[counts].mean())}
     ratio = None
     if age == 0:
@@ -159,9 +173,9 @@ def probe(weights: Sequence[Tensor]) -> Tensor:
     return torch.cat([weight.detach().flatten()[::stride].cpu() for weight in weights])
 
 
-def _not_finite(agent: int, what: str, value: float, sample: NodeSample) -> str:
+def _not_finite(what: str, value: float, sample: NodeSample) -> str:
     return (
-        f"agent {agent}: the {what} is {value} at turn {sample.turn + 1} of row {sample.row}; no weight was changed. "
-        f"Lower agent_learning_rate, set max_grad_norm, or look at the rewards (largest return "
+        f"agent {sample.agent}: the {what} is {value} at turn {sample.turn + 1} of row {sample.row}; no weight was "
+        f"changed. Lower agent_learning_rate, set max_grad_norm, or look at the rewards (largest return "
         f"{float(sample.returns.abs().max()):g})."
     )

@@ -95,6 +95,13 @@ class Encoder(Protocol):
         ...
 
 
+class ReferenceKL(NamedTuple):
+    """How far an agent's K completions at one node are from its frozen reference, in nats."""
+
+    charged: Tensor  # float64 [K], by `reference_kl_estimator`; times the coefficient it is what is subtracted
+    k3: Tensor  # float64 [K], what is logged whichever is charged
+
+
 @dataclass(slots=True)
 class Answers:
     """What one speaking agent does at one node: the prompt it is shown and its K completions."""
@@ -103,6 +110,7 @@ class Answers:
     prompt_ids: Tensor  # int64 [L]
     completions: list[Completion] = field(default_factory=list)  # [K]
     conversation: Prompt | None = None  # what a next turn goes on from, where a formatter adds to what is shown
+    kl: ReferenceKL | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +123,11 @@ class NodeSample:
     path: NodePath
     prompt_ids: Tensor  # int64 [L]
     completions: tuple[Completion, ...]  # [K]
-    returns: Tensor  # float64 [K]
+    returns: Tensor  # float64 [K], before any KL
     advantages: Tensor  # float64 [K]
     zero_signal: bool  # all returns equal
     weight: float  # of this sample within an optimizer step; 1 unless turn_weighting is "tree"
     env_step: int  # joint actions scored up to and including this node
     policy_version: int  # how often the agent's weights had changed when it was sampled
+    kl: ReferenceKL | None = None
+    kl_penalty: Tensor | None = None  # float64 [K], what was subtracted

@@ -5,28 +5,19 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mareinforce.agents.lora import LoRA, lora_settings
+from mareinforce.agents.model_config import FLOAT32_REASON, loading_options, special_tokens
 from mareinforce.errors import AgentError, ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from mareinforce.config import MAGRPOConfig
 
 EMBEDDED_MODELS = ("tiny-story", "smollm2-135m-instruct")
 """Names of models that need no hub."""
 
-MODEL_CONFIG_KEYS = ("dtype", "attn_implementation")
-LATER_MODEL_CONFIG_KEYS = (
-    "lora",
-    "special_tokens",
-    "gguf_file",
-    "revision",
-    "gradient_checkpointing",
-    "trust_remote_code",
-)
 DEFAULT_NUM_AGENTS = 2
-
-FLOAT32_REASON = (
-    "trainable weights must be float32: at these learning rates a 16-bit weight hardly ever changes, because an update "
-    "is smaller than the distance to the next number it can hold"
-)
 
 
 def check_agents(
@@ -35,6 +26,10 @@ def check_agents(
     num_agents: int | None = None,
     tokenizer: Any = None,
     model_config: Mapping[str, Any] | None = None,
+    *,
+    lora: Any = None,
+    share_policy: bool = False,
+    trainable: Any = None,
 ) -> int:
     """Check what needs no model and return the number of agents.
 
@@ -73,10 +68,21 @@ def check_agents(
             raise AgentError(
                 f"agent {index} is a loaded model without a tokenizer: pass tokenizer (one, or one an agent)"
             )
-    _check_distinct(entries)
-    check_model_config(model_config)
-    if any(not isinstance(entry, str) for entry in entries) and (model_config or {}).get("attn_implementation"):
-        raise ConfigError("model_config.attn_implementation: a loaded model keeps its own, so set it when loading it")
+    if not isinstance(share_policy, bool):
+        raise ConfigError(f"share_policy={share_policy!r}: must be true or false")
+    if share_policy:
+        _check_one_policy(entries, lora if lora is not None else (model_config or {}).get("lora"))
+    else:
+        _check_distinct(entries)
+    trains = trained_agents(trainable, len(entries), share_policy)
+    options = loading_options(model_config, len(entries))
+    settings = agent_adapters(lora, model_config, len(entries))
+    _check_adapters(entries, settings, [one["dtype"] for one in options], trains)
+    special_tokens(model_config)
+    if any(not isinstance(entry, str) for entry in entries):
+        for key in ("attn_implementation", "gguf_file", "revision"):
+            if (model_config or {}).get(key):
+                raise ConfigError(f"model_config.{key}: a loaded model keeps its own, so set it when loading it")
     return len(entries)
 
 
@@ -96,26 +102,89 @@ def tokenizer_entries(tokenizer: Any, num_agents: int) -> list[Any]:
     return list(tokenizer)
 
 
-def check_model_config(model_config: Mapping[str, Any] | None) -> None:
-    """Refuse unknown keys (with the near match), keys that do not work yet, and dtypes that cannot be trained."""
-    if model_config is not None and not isinstance(model_config, Mapping):
-        raise ConfigError(f"model_config={model_config!r}: must map names to values, such as {{dtype: float32}}")
-    for key in model_config or {}:
-        if key in LATER_MODEL_CONFIG_KEYS:
-            raise ConfigError(f"model_config.{key}: not available yet; leave it out")
-        if key not in MODEL_CONFIG_KEYS:
-            known = (*MODEL_CONFIG_KEYS, *LATER_MODEL_CONFIG_KEYS)
+def trained_agents(trainable: Any, num_agents: int, share_policy: bool = False) -> list[bool]:
+    """Which agents learn, from None (all), one for all, or a list. Raises ConfigError if none does."""
+    flags = [True if trainable is None else trainable] * num_agents if not isinstance(trainable, list) else trainable
+    if len(flags) != num_agents or not all(isinstance(flag, bool) for flag in flags):
+        raise ConfigError(
+            f"trainable={trainable!r}: must be true or false for each of {num_agents} agents, such as [true, false]"
+        )
+    if not any(flags):
+        raise ConfigError(f"trainable={trainable!r}: at least one agent must learn")
+    if share_policy and not all(flags):
+        raise ConfigError(f"trainable={trainable!r} with share_policy: agents that share their weights all learn")
+    return flags
+
+
+def agent_adapters(lora: Any, model_config: Mapping[str, Any] | None, num_agents: int) -> list[LoRA | None]:
+    """The LoRA setting of each agent, given as `lora` or as `model_config.lora`, not both. Raises ConfigError."""
+    inside = (model_config or {}).get("lora")
+    if lora is not None and inside is not None:
+        raise ConfigError("lora and model_config.lora are both given: leave one out")
+    return lora_settings(inside if lora is None else lora, num_agents)
+
+
+def adapted_agents(
+    agent_model: Any = None,
+    agents: Any = None,
+    num_agents: int | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    lora: Any = None,
+    trainable: Any = None,
+    **_: Any,
+) -> list[bool | None]:
+    """For each agent: does it learn with an adapter (True), whole (False), or not at all (None)?"""
+    count = len(agents) if agents is not None else num_agents or DEFAULT_NUM_AGENTS
+    entries = agents if agents is not None else [agent_model] * count
+    settings, trains = agent_adapters(lora, model_config, count), trained_agents(trainable, count)
+    return [
+        (setting is not None or has_adapter(entry)) if learns else None
+        for entry, setting, learns in zip(entries, settings, trains, strict=True)
+    ]
+
+
+def check_team_config(config: MAGRPOConfig, *, share_policy: bool = False, **team: Any) -> None:
+    """Refuse fields that the agents of this team (the arguments of `check_agents`) cannot have. Raises ConfigError."""
+    if share_policy and len(set(config.learning_rates)) > 1:
+        raise ConfigError(
+            f"agent_learning_rate={config.agent_learning_rate}: agents that share their weights (share_policy) have "
+            "one learning rate; give one number"
+        )
+    adapted = adapted_agents(**team)
+    if config.reference == "base" and False in adapted:
+        raise ConfigError(
+            f"reference='base': agent {adapted.index(False)} is trained whole and has no base under it; set "
+            "reference: start, which keeps it near where it starts"
+        )
+    if config.reference_devices is not None and False not in adapted:
+        raise ConfigError(
+            f"reference_devices={config.reference_devices!r}: the reference of an adapter is on its agent's own base "
+            "and costs no second model; leave it out"
+        )
+
+
+def has_adapter(entry: Any) -> bool:
+    """Is this the folder of an adapter, or a model that has one?"""
+    if isinstance(entry, str):
+        return os.path.isfile(os.path.join(os.path.expanduser(entry), "adapter_config.json"))
+    return hasattr(entry, "peft_config")
+
+
+def _check_adapters(
+    entries: Sequence[Any], settings: Sequence[LoRA | None], dtypes: Sequence[str], trains: Sequence[bool]
+) -> None:
+    for agent, (entry, setting) in enumerate(zip(entries, settings, strict=True)):
+        if setting is not None and has_adapter(entry):
             raise ConfigError(
-                f"model_config.{key}: unknown, must be one of {', '.join(MODEL_CONFIG_KEYS)}."
-                f"{did_you_mean(str(key), known)}"
+                f"agent {agent} brings an adapter, so lora cannot give it another: leave lora out, or give a list with "
+                "null for that agent"
             )
-    check_dtype((model_config or {}).get("dtype", "float32"))
-
-
-def check_dtype(dtype: Any) -> None:
-    """Refuse every dtype but float32, with the reason."""
-    if str(dtype) not in ("float32", "torch.float32"):
-        raise ConfigError(f"model_config.dtype={dtype}: {FLOAT32_REASON}. Set it to float32 or leave it out")
+        adapted = setting is not None or has_adapter(entry)
+        if dtypes[agent] != "float32" and trains[agent] and not adapted and isinstance(entry, str):
+            raise ConfigError(
+                f"model_config.dtype={dtypes[agent]}: {FLOAT32_REASON}. Set it to float32 or leave it out, or train "
+                "adapters (lora)"
+            )
 
 
 def check_name(name: str, agent: int) -> None:
@@ -144,3 +213,15 @@ def _check_distinct(entries: Sequence[Any]) -> None:
                 "the same weights: pass a copy.deepcopy of it, or a name twice (each agent then gets its own copy)"
             )
         seen[id(entry)] = index
+
+
+def _check_one_policy(entries: Sequence[Any], lora: Any) -> None:
+    if isinstance(lora, list | tuple):
+        raise ConfigError("lora is a list, but with share_policy all agents speak with one adapter: give one setting")
+    first = entries[0]
+    for index, entry in enumerate(entries):
+        if not (entry is first or (isinstance(entry, str) and entry == first)):
+            raise ConfigError(
+                f"share_policy: agents 0 and {index} are different models, so they cannot share their weights: give "
+                "agent_model, or the same model for every agent"
+            )

@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from mareinforce.agents.arguments import EMBEDDED_MODELS, check_dtype, check_name
+from mareinforce.agents.adapters import ADAPTER_FILE, read_adapter_config
+from mareinforce.agents.arguments import EMBEDDED_MODELS, check_name
 from mareinforce.errors import AgentError, did_you_mean
 
 TINY_STORY_FOLDER = Path(__file__).parent.parent / "assets" / "tiny_story"
@@ -25,28 +26,39 @@ UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, Safetens
 
 
 def load_model(
-    name: str, *, dtype: Any = "float32", attn_implementation: str | None = None, agent: int
+    name: str,
+    *,
+    agent: int,
+    dtype: str = "float32",
+    attn_implementation: str | None = None,
+    gguf_file: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal language model in float32.
+    """Load a causal language model.
 
     Args:
         name: an embedded name, a folder, or a hub id.
-        attn_implementation: as transformers takes it; None lets it choose.
         agent: the index of the agent, for messages.
+        dtype: float32, bfloat16 or float16.
+        attn_implementation: as transformers takes it; None: sdpa where the architecture has it.
+        gguf_file: the file of a folder or hub id that holds quantized weights; they are trained unquantized.
+        revision: the hub's branch, tag or commit.
+        trust_remote_code: run the code that lies beside the model.
 
     Raises:
-        ConfigError: for a dtype that cannot be trained.
         AgentError: if there is no such model, or it cannot be read whole.
     """
-    check_dtype(dtype)
-    source, options = _locate(name, agent)
+    source, options = _locate(name, agent, gguf_file, revision, trust_remote_code)
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     try:
         with no_progress_bars():
             model, report = cast(
                 tuple[PreTrainedModel, dict[str, Any]],
-                AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options),
+                AutoModelForCausalLM.from_pretrained(
+                    source, dtype=getattr(torch, dtype), output_loading_info=True, **options
+                ),
             )
     except UNREADABLE as error:
         raise _unreadable(name, agent, "model", error) from error
@@ -55,6 +67,11 @@ def load_model(
         raise AgentError(
             f"agent {agent}: the model {name!r} lacks weights ({names} ...) that would be left random. It is "
             "not a causal language model, or its files are not whole"
+        )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise AgentError(
+            f"agent {agent}: {name!r} is an adapter on the hub; download it (`hf download {name} --local-dir FOLDER`) "
+            "and give the folder"
         )
     return _without_quantization(model) if "gguf_file" in options else model
 
@@ -71,9 +88,16 @@ def no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def load_tokenizer(name: str, *, agent: int = 0) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    name: str,
+    *,
+    agent: int = 0,
+    gguf_file: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer that lies beside the model ``name``. Raises AgentError if there is none."""
-    source, options = _locate(name, agent)
+    source, options = _locate(name, agent, gguf_file, revision, trust_remote_code)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
     except UNREADABLE as error:
@@ -84,15 +108,52 @@ def load_tokenizer(name: str, *, agent: int = 0) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _locate(name: str, agent: int) -> tuple[str, dict[str, Any]]:
+def adapter_folder(name: str) -> str | None:
+    """The folder of that name, if an adapter lies in it."""
+    folder = os.path.expanduser(name)
+    return folder if os.path.isfile(os.path.join(folder, ADAPTER_FILE)) else None
+
+
+def base_of_adapter(folder: str, agent: int) -> str:
+    """The name of the model that the adapter in a folder was trained on. Raises AgentError if it names none."""
+    base = read_adapter_config(folder, agent).base_model_name_or_path
+    if not base:
+        raise AgentError(f"agent {agent}: the adapter in {folder!r} does not say in {ADAPTER_FILE} what its base is")
+    if not os.path.isdir(base) and Path(base).parts[-2:] == TINY_STORY_FOLDER.parts[-2:]:
+        return "tiny-story"  # saved where the package lay elsewhere
+    return str(base)
+
+
+def portable_name(name: str) -> str:
+    """What a saved adapter calls its base: something that loads from any folder."""
+    if name == "tiny-story":
+        return str(TINY_STORY_FOLDER)
+    folder = os.path.expanduser(name)
+    return os.path.abspath(folder) if name not in EMBEDDED_MODELS and os.path.isdir(folder) else name
+
+
+def has_tokenizer(folder: str) -> bool:
+    """Does a tokenizer lie in the folder?"""
+    return os.path.isfile(os.path.join(folder, "tokenizer_config.json"))
+
+
+def _locate(
+    name: str, agent: int, gguf_file: str | None, revision: str | None, trust_remote_code: bool
+) -> tuple[str, dict[str, Any]]:
     """What from_pretrained is given for a name: a folder or a hub id, and options."""
     check_name(name, agent)
+    # Said out loud: left open, transformers asks on the terminal.
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if revision is not None:
+        options["revision"] = revision
+    if gguf_file is not None:
+        options["gguf_file"] = gguf_file
     if name == "tiny-story":
-        return str(TINY_STORY_FOLDER), {}
+        return str(TINY_STORY_FOLDER), options
     if name == "smollm2-135m-instruct":
         folder, file = _smollm2_file(agent)
-        return folder, {"gguf_file": file}
-    return os.path.expanduser(name), {}
+        return folder, {"gguf_file": file, **options}
+    return os.path.expanduser(name), options
 
 
 def _smollm2_file(agent: int) -> tuple[str, str]:

@@ -26,7 +26,7 @@ class Scored(NamedTuple):
 
     logprobs: Tensor  # float32 [K, L], with gradient; only where counts is True do they mean anything
     counts: Tensor  # bool [K, L]
-    entropy: Tensor  # float32 [K, L], no gradient
+    entropy: Tensor | None  # float32 [K, L], no gradient; None: not asked for
 
 
 def aligned_right(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,12 @@ def aligned_right(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def score_rows(
-    model: nn.Module, prompts: Sequence[Tensor], completions: Sequence[Tensor], temperature: float
+    model: nn.Module,
+    prompts: Sequence[Tensor],
+    completions: Sequence[Tensor],
+    temperature: float,
+    *,
+    with_entropy: bool = True,
 ) -> Scored:
     """Score each completion after its own prompt, all rows in one forward, dropout off.
 
@@ -60,7 +65,8 @@ def score_rows(
     with dropout_off(model):
         logits = _logits(model, inputs, attended, ids.shape[1])
     logprobs = tempered_logprobs(logits, ids, temperature)
-    return Scored(logprobs, counts.to(device), tempered_entropy(logits, temperature))
+    entropy = tempered_entropy(logits, temperature) if with_entropy else None
+    return Scored(logprobs, counts.to(device), entropy)
 
 
 def _logits(model: nn.Module, inputs: Tensor, attended: Tensor, width: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The rollout buffer of one agent: when it updates, and how its samples are cut into mini-batches."""
+"""The rollout buffer of one policy: when it updates, and how its samples are cut into mini-batches."""
 
 from __future__ import annotations
 
@@ -10,27 +10,38 @@ from typing import Literal
 
 from mareinforce.types import NodeSample
 
+NodeSamples = tuple[NodeSample, ...]
+"""The samples of one node by the agents of one policy: one, unless agents share their weights."""
+
 
 @dataclass(slots=True)
 class RolloutBuffer:
-    """Holds one agent's node samples until there are `capacity` of them (None: until it is flushed)."""
+    """Holds what a policy learns from until there are `capacity` nodes of it (None: until it is flushed)."""
 
     capacity: int | None
-    samples: list[NodeSample] = field(default_factory=list)
+    nodes: list[NodeSamples] = field(default_factory=list)
 
-    def add(self, sample: NodeSample) -> list[NodeSample]:
-        """Add a sample; return the whole buffer, emptied, if that filled it, else an empty list."""
-        self.samples.append(sample)
-        return self.flush() if len(self.samples) == self.capacity else []
+    def add(self, node: NodeSamples) -> list[NodeSamples]:
+        """Add a node's samples; return the whole buffer, emptied, if that filled it, else an empty list."""
+        self.nodes.append(node)
+        return self.flush() if len(self.nodes) == self.capacity else []
 
-    def flush(self) -> list[NodeSample]:
+    def flush(self) -> list[NodeSamples]:
         """Return what is left and forget it."""
-        samples, self.samples = self.samples, []
-        return samples
+        nodes, self.nodes = self.nodes, []
+        return nodes
+
+
+def by_node(samples: Sequence[NodeSample]) -> list[NodeSamples]:
+    """Samples, in their order, with those of one node together."""
+    nodes: dict[tuple[int, tuple[int, ...]], list[NodeSample]] = {}
+    for sample in samples:
+        nodes.setdefault((sample.env_step, sample.path), []).append(sample)
+    return [tuple(node) for node in nodes.values()]
 
 
 def mini_batches(
-    samples: Sequence[NodeSample],
+    nodes: Sequence[NodeSamples],
     *,
     batch_size: int | None,
     turn_weighting: Literal["sample", "tree"],
@@ -40,19 +51,21 @@ def mini_batches(
 ) -> list[list[NodeSample]]:
     """Cut a full buffer into the mini-batches of one optimizer step each.
 
-    Lowest turn first, shuffled within the turn, never mixing turns; with ``turn_weighting="tree"`` all in one. The
-    shuffle depends on nothing but (seed, agent, update), so resuming needs no saved random state.
+    ``batch_size`` counts nodes. Lowest turn first, shuffled within the turn, never mixing turns; with
+    ``turn_weighting="tree"`` all in one. The shuffle depends on nothing but (seed, agent, update), so resuming needs no
+    saved random state.
     """
-    if not samples:
+    if not nodes:
         return []
     if turn_weighting == "tree":
-        return [list(samples)]
+        return [[sample for node in nodes for sample in node]]
     key = hashlib.blake2b(repr(("shuffle", seed, agent, update)).encode(), digest_size=8).digest()
     order = random.Random(int.from_bytes(key, "big"))
     batches = []
-    for turn in sorted({sample.turn for sample in samples}):
-        group = [sample for sample in samples if sample.turn == turn]
+    for turn in sorted({node[0].turn for node in nodes}):
+        group = [node for node in nodes if node[0].turn == turn]
         order.shuffle(group)
-        size = batch_size or len(samples)
-        batches += [group[start : start + size] for start in range(0, len(group), size)]
+        size = batch_size or len(nodes)
+        for start in range(0, len(group), size):
+            batches.append([sample for node in group[start : start + size] for sample in node])
     return batches

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
+from mareinforce.agents.team import Team
 from mareinforce.algorithms.advantages import BaselineMode, Normalization, advantages, is_zero_signal
+from mareinforce.algorithms.kl import Estimator, joint_action_count
 from mareinforce.algorithms.returns import completion_returns, held_return, joint_return
 from mareinforce.config import MAGRPOConfig
 from mareinforce.rollout.tree import Node, nodes_by_level
-from mareinforce.types import NodeSample
+from mareinforce.types import NodeSample, ReferenceKL
 
 
 def assign_returns(root: Node, *, num_turns: int, discount: float, hold: bool) -> list[float]:
@@ -49,6 +52,39 @@ def reach_weight(node: Node) -> float:
     return 1.0 if node.parent is None else reach_weight(node.parent) / len(node.parent.joint_actions)
 
 
+def measure_reference_kl(
+    team: Team, agent: int, trees: Sequence[Node], temperature: float, estimator: Estimator
+) -> None:
+    """Fill in the KL of an agent's answers at every node of the trees."""
+    for root in trees:
+        for node in nodes_by_level(root):
+            answers = node.answers[agent]
+            if answers is not None:
+                ids = [completion.ids for completion in answers.completions]
+                answers.kl = team.reference_kl(agent, answers.prompt_ids, ids, temperature, estimator)
+
+
+def kl_penalty(kl: ReferenceKL, node: Node, config: MAGRPOConfig) -> Tensor:
+    """Coefficient x KL of each completion, float64 [K]; once for every return that its own adds up."""
+    size = len(kl.charged)
+    speaking = sum(answers is not None for answers in node.answers)
+    joint = joint_action_count(size, speaking, config.joint_mode, config.cross_reduction)
+    if config.reference_kl_placement == "advantage" and config.advantage_normalization is not False:
+        joint = 1  # a normalised advantage has no scale that a sum could have changed
+    return config.reference_kl_coef * joint * kl.charged
+
+
+def penalised_advantages(returns: Tensor, penalty: Tensor | None, config: MAGRPOConfig) -> Tensor:
+    """Advantages [K] from returns [K], with the KL inside the return or subtracted from the finished advantage."""
+    mode: BaselineMode = config.advantage_mode
+    normalization: Normalization = config.advantage_normalization
+    if penalty is None:
+        return advantages(returns, mode, normalization)
+    if config.reference_kl_placement == "return":
+        return advantages(returns - penalty, mode, normalization)
+    return advantages(returns, mode, normalization) - penalty
+
+
 def node_samples(
     node: Node, config: MAGRPOConfig, policy_versions: Sequence[int], num_rows: int = 1
 ) -> list[NodeSample]:
@@ -58,8 +94,6 @@ def node_samples(
     which an agent is idle count in it.
     """
     joint_returns = torch.tensor(node.returns, dtype=torch.float64)
-    mode: BaselineMode = config.advantage_mode
-    normalization: Normalization = config.advantage_normalization
     weight = config.discount**node.turn * reach_weight(node) / num_rows if config.turn_weighting == "tree" else 1.0
     samples = []
     for agent, answers in enumerate(node.answers):
@@ -72,6 +106,7 @@ def node_samples(
             len(answers.completions),
             config.cross_reduction,
         )
+        penalty = None if answers.kl is None else kl_penalty(answers.kl, node, config)
         samples.append(
             NodeSample(
                 agent=agent,
@@ -81,11 +116,13 @@ def node_samples(
                 prompt_ids=answers.prompt_ids,
                 completions=tuple(answers.completions),
                 returns=returns,
-                advantages=advantages(returns, mode, normalization),
+                advantages=penalised_advantages(returns, penalty, config),
                 zero_signal=is_zero_signal(returns),
                 weight=weight,
                 env_step=node.env_step,
                 policy_version=policy_versions[agent],
+                kl=answers.kl,
+                kl_penalty=penalty,
             )
         )
     return samples

@@ -41,7 +41,9 @@ class MAGRPOTrainer:
         agents: instead, a list of ids, folders or loaded models, one an agent.
         num_agents: N; default: the number of `agents`, else 2.
         tokenizer: one, or one an agent; may be left out for ids and folders, must be given for loaded models.
-        model_config: how models are loaded: ``dtype``, ``attn_implementation``.
+        model_config: how models are loaded: ``dtype``, ``attn_implementation``, ``gguf_file``, ``revision``,
+            ``gradient_checkpointing``, ``special_tokens``, ``trust_remote_code``; and ``lora``, the agents' adapters on
+            a shared base: ``{"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}``, or a list of one an agent.
         train_dataset: rows with a prompt column (a data set, a list, or a source as in YAML); needed by `train`.
         eval_dataset: rows to evaluate on.
         reward_func: scores joint answers: lists of texts, one list an agent, to as many numbers.
@@ -52,6 +54,8 @@ class MAGRPOTrainer:
         eval_logger: measures evaluated rows; needs `eval_aggregator`, and the other way round.
         eval_aggregator: turns those measurements into metrics.
         args: the training configuration; default: that of the algorithm.
+        share_policy: one set of weights for all agents.
+        trainable: which agents learn, one flag an agent; default: all.
         prompt_column: the column that holds the row's prompt.
         shuffle: train on the rows in a new order every epoch, decided by the seed.
         default_root_dir: the folder under which every run gets a numbered folder of its own.
@@ -83,13 +87,18 @@ class MAGRPOTrainer:
         eval_aggregator: Callable[..., Any] | None = None,
         args: MAGRPOConfig | None = None,
         *,
+        share_policy: bool = False,
+        trainable: Sequence[bool] | None = None,
         prompt_column: str = "prompt",
         shuffle: bool = True,
         default_root_dir: str | os.PathLike[str] = "runs",
         callbacks: Sequence[L.Callback] = (),
         accelerator: str = "auto",
     ) -> None:
-        num_agents = check_agents(agent_model, agents, num_agents, tokenizer, model_config)
+        trains = None if trainable is None else list(trainable)
+        num_agents = check_agents(
+            agent_model, agents, num_agents, tokenizer, model_config, share_policy=share_policy, trainable=trains
+        )
         self.args = args if args is not None else self.config_class(num_agents=num_agents)
         mode = self.args.advantage_mode
         if self.algorithm != "magrpo" and mode != ALGORITHMS[self.algorithm]:
@@ -112,6 +121,8 @@ class MAGRPOTrainer:
             eval_aggregator=eval_aggregator,
             config=self.args,
             prompt_column=prompt_column,
+            share_policy=share_policy,
+            trainable=trains,
         )
         self.run_folder: Path | None = None
         """Where the last `train` wrote metrics.csv and its checkpoints."""

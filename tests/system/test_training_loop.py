@@ -10,7 +10,7 @@ from mareinforce import MAREINFORCETrainer, MAReMaxTrainer, MARLOOTrainer
 from mareinforce.agents.team import Team
 from mareinforce.checkpoint import TeamCheckpoint
 from mareinforce.config import MAGRPOConfig
-from mareinforce.optim import update_agent
+from mareinforce.optim import update_policy
 from mareinforce.trainers.reinforce import MAGRPOTrainer
 from mareinforce.types import Completion, NodeSample
 from tests.system.runs import ACTIONS, STATES, Recorder, column, metrics, table_team, train, trainer, unchanged, weights
@@ -107,16 +107,16 @@ def test_each_agent_is_clipped_by_itself(limit, moved):
     for agent, norm in enumerate((10.0, 0.1)):
         optimizer = torch.optim.SGD(models[agent].parameters(), lr=1.0)  # moves by the gradient itself
         batch = [sample(agent, norm * 2**0.5, tokenizer)]
-        update = update_agent(team, agent, optimizer, batch, config, 0)
-        assert update.metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)  # before clipping
+        update = update_policy(team, optimizer, batch, config, 0)
+        assert update.metrics[agent]["grad_norm"] == pytest.approx(norm, rel=1e-5)  # before clipping
         # clipped as one vector with the other agent's they would be 0.99995 and 0.0099995
         assert distance(before[agent], models[agent]) == pytest.approx(moved[agent], rel=2e-5)
 
 
 @pytest.mark.parametrize("limit", [None, 0.01])
 def test_gradient_norms_before_clipping_are_logged_for_every_agent(tmp_path, monkeypatch, limit):
-    def build_optimizer(agent, rate, config):
-        return torch.optim.SGD(agent.parameters(), lr=rate)  # moves by the gradient itself
+    def build_optimizer(agent_weights, rate, config):
+        return torch.optim.SGD(agent_weights, lr=rate)  # moves by the gradient itself
 
     monkeypatch.setattr("mareinforce.module.build_optimizer", build_optimizer)
     agents = table_team()

@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-import mareinforce.module
+import mareinforce.learner
 from mareinforce import MAREINFORCETrainer
 from tests.system.runs import STATES, Recorder, column, metrics, rank, table_team, train, unchanged, weights
 
@@ -137,11 +137,11 @@ class Updates:
     """Keeps what every update of a run was made of and what it gave."""
 
     def __init__(self, monkeypatch):
-        self.batches, self.results, self._update = [], [], mareinforce.module.update_agent
-        monkeypatch.setattr(mareinforce.module, "update_agent", self)
+        self.batches, self.results, self._update = [], [], mareinforce.learner.update_policy
+        monkeypatch.setattr(mareinforce.learner, "update_policy", self)
 
-    def __call__(self, team, agent, optimizer, batch, *rest):
-        result = self._update(team, agent, optimizer, batch, *rest)
+    def __call__(self, team, optimizer, batch, *rest):
+        result = self._update(team, optimizer, batch, *rest)
         self.batches.append(batch)
         self.results.append(result)
         return result
@@ -174,7 +174,7 @@ def test_a_tree_is_weighted_turn_by_turn(tmp_path, monkeypatch, weighting, losse
         discount=0.5, rollout_buffer_size="rollout", turn_weighting=weighting,
     )  # fmt: skip
     # turn 1 returns 1.5, each of two nodes at turn 2 returns 1; tree: 1.5 + 0.5 * (1 + 1) / 2
-    assert [result.loss for result in updates.results] == pytest.approx([LN2 * loss for loss in losses], abs=1e-5)
+    assert [result.losses[0] for result in updates.results] == pytest.approx([LN2 * loss for loss in losses], abs=1e-5)
 
 
 @pytest.mark.parametrize(("buffer", "sizes"), [("rollout", [3, 3]), (4, [4, 2]), (1, [1] * 6)])
@@ -195,13 +195,13 @@ def test_samples_older_than_the_weights_are_weighed_by_their_ratio(tmp_path, mon
     updates, agents, cap = Updates(monkeypatch), table_team(1), 1.3
     tables = []
     monkeypatch.setattr(
-        "mareinforce.module.learning_rate_factor", lambda *args: tables.append(weights(agents[0])[0]) or 1.0
+        "mareinforce.learner.learning_rate_factor", lambda *args: tables.append(weights(agents[0])[0]) or 1.0
     )
     made = train(
         tmp_path, agents=agents, rows=["go", "go"], rollout_buffer_size=2, train_batch_size=1, num_generations=5,
         max_new_tokens=2, importance_sampling=level, importance_cap=cap, agent_learning_rate=0.4,
     )  # fmt: skip
-    fresh, stale = (result.metrics for result in updates.results)
+    fresh, stale = (result.metrics[0] for result in updates.results)
     assert column(made, "agent_0/sample_age") == [0.5]  # 0 and 1
     if level == "none":
         assert not any("importance" in name or "effective" in name for name in metrics(made)[-1])

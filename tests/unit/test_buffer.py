@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import torch
 
-from mareinforce.rollout.buffer import RolloutBuffer, mini_batches
+from mareinforce.rollout.buffer import RolloutBuffer, by_node, mini_batches
 from mareinforce.types import NodeSample
 
 
-def sample(turn: int, step: int) -> NodeSample:
+def sample(turn: int, step: int, agent: int = 0) -> NodeSample:
     nothing = torch.zeros(2, dtype=torch.float64)
-    return NodeSample(0, turn, 0, (), torch.tensor([1]), (), nothing, nothing, False, 1.0, step, 0)
+    return NodeSample(agent, turn, 0, (), torch.tensor([1]), (), nothing, nothing, False, 1.0, step, 0)
 
 
 def cut(samples, batch_size=None, weighting="sample", update=0, seed=0):
-    return mini_batches(samples, batch_size=batch_size, turn_weighting=weighting, seed=seed, agent=0, update=update)
+    return mini_batches(
+        by_node(samples), batch_size=batch_size, turn_weighting=weighting, seed=seed, agent=0, update=update
+    )
 
 
 def test_a_buffer_gives_its_samples_when_it_is_full_and_the_rest_when_flushed():
     buffer = RolloutBuffer(2)
-    given = [buffer.add(sample(0, step)) for step in range(5)]
-    assert [[one.env_step for one in part] for part in given] == [[], [0, 1], [], [2, 3], []]
-    assert [one.env_step for one in buffer.flush()] == [4]
+    given = [buffer.add((sample(0, step),)) for step in range(5)]
+    assert [[one.env_step for (one,) in part] for part in given] == [[], [0, 1], [], [2, 3], []]
+    assert [one.env_step for (one,) in buffer.flush()] == [4]
     assert buffer.flush() == []
 
 
 def test_a_buffer_without_capacity_waits_for_the_flush():
     buffer = RolloutBuffer(None)
-    assert all(buffer.add(sample(0, step)) == [] for step in range(9))
+    assert all(buffer.add((sample(0, step),)) == [] for step in range(9))
     assert len(buffer.flush()) == 9
 
 
@@ -52,3 +54,12 @@ def test_weighting_by_tree_makes_one_step_of_everything():
     (batch,) = cut(samples, weighting="tree")
     assert [one.turn for one in batch] == [0, 1, 2]
     assert cut([], weighting="tree") == []
+
+
+def test_the_samples_of_agents_that_share_a_policy_stay_together_by_node():
+    samples = [sample(0, step, agent) for step in range(4) for agent in range(2)]
+    batches = cut([*samples, sample(0, 4, 1)], batch_size=2)  # at the last node only one agent spoke
+    assert [len({one.env_step for one in batch}) for batch in batches] == [2, 2, 1]
+    for batch in batches:
+        for step in {one.env_step for one in batch}:
+            assert [one.agent for one in batch if one.env_step == step] == ([1] if step == 4 else [0, 1])

@@ -238,6 +238,7 @@ def test_the_last_checkpoint_is_looked_for_below_the_parent_and_gone_on_with_in_
     first = parse()
     trainer = Trainer(accelerator="cpu", logger=False, max_epochs=0, enable_progress_bar=False)
     path = first.run_folder / "checkpoints" / "batch=1-updates=1.ckpt"
+    first.model.configure_model()
     trainer.strategy.connect(first.model)
     trainer.save_checkpoint(path, weights_only=True)
     cli = parse("--ckpt_path", "last")

@@ -13,11 +13,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mareinforce"
 
 LAYERS = [
-    {"errors", "types", "calling", "config", "config_rules", "quiet", "run_folder", "assets"},
+    {"errors", "types", "calling", "config", "config_rules", "quiet", "run_folder", "assets", "devices"},
     {"algorithms", "rollout.tree"},
     {"rewards", "agents", "data", "tasks"},
     {"rollout"},
     {"optim", "metrics", "checkpoint", "csv_log", "notices", "evaluation"},
+    {"learner"},
     {"module"},
     {"cli", "trainers", "parse_errors", "trainer_rules", "reporting", "run_summary", "config_links"},
     {"fit", "evaluate"},

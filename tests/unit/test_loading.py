@@ -22,8 +22,9 @@ def test_a_folder_loads_in_float32_whatever_it_was_saved_in(tmp_path, word_count
     model = load_model(str(tmp_path), attn_implementation="eager", agent=0)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.config._attn_implementation == "eager"
+    assert load_model(str(tmp_path), dtype="bfloat16", agent=0).dtype == torch.bfloat16  # a base under adapters
     with pytest.raises(ConfigError, match="dtype=bfloat16: trainable weights must be float32"):
-        load_model(str(tmp_path), dtype="bfloat16", agent=0)
+        Team.build(str(tmp_path), model_config={"dtype": "bfloat16"}, max_new_tokens=8)
 
 
 def test_an_empty_folder_is_told(tmp_path):

@@ -8,16 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
+from peft import PeftModel
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from mareinforce.agents.adapters import BASE_ROWS, Network, can_mix
 from mareinforce.agents.modes import dropout_off
 from mareinforce.agents.scoring import aligned_right
 from mareinforce.agents.team import Team
+from mareinforce.agents.workers import Job, Workers
 from mareinforce.algorithms.masking import cut_at_end
 from mareinforce.errors import NonFiniteError
 from mareinforce.rollout.sampling import draw, uniforms
@@ -28,23 +32,32 @@ from mareinforce.types import Completion, Request, Sampling, StreamKey
 class _Row:
     """One completion to sample, and where it belongs."""
 
+    agent: int
     request: int
     position: int  # of its key within the request
     prompt_ids: Tensor
     key: StreamKey
 
 
+_Batch = tuple[int, tuple[int, ...]]
+"""What rows must have in common to be sampled together: the network, and the end tokens."""
+
+
 class TransformersEngine:
     """Samples from the team's own models, on whatever device each is.
+
+    Agents on one network are sampled together: rows of several adapters mix in one call of ``generate``.
 
     Args:
         team: the agents.
         token_budget: most tokens (rows x (longest prompt + max_new_tokens)) in one call of ``generate``.
+        workers: who samples; default: the caller, one network after the other.
     """
 
-    def __init__(self, team: Team, token_budget: int = 32768) -> None:
+    def __init__(self, team: Team, token_budget: int = 32768, workers: Workers | None = None) -> None:
         self.team = team
         self.token_budget = token_budget
+        self.workers = workers or Workers()
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Return, for each request, one completion per key, in the order of the requests and of their keys.
@@ -52,18 +65,43 @@ class TransformersEngine:
         Raises:
             NonFiniteError: if a model's logits stop being numbers.
         """
+        batches: dict[_Batch, list[_Row]] = {}
+        for index, request in enumerate(requests):
+            for position, key in enumerate(request.keys):
+                row = _Row(request.agent, index, position, request.prompt_ids, key)
+                batches.setdefault(self._batch(request.agent), []).append(row)
+        jobs = [
+            Job(
+                self.team.seats[rows[0].agent].network,
+                tuple(sorted({row.agent for row in rows})),
+                partial(self._sample_batch, rows, sampling),
+            )
+            for _, rows in sorted(batches.items())
+        ]
         answers: dict[tuple[int, int], Completion] = {}
-        for agent in sorted({request.agent for request in requests}):
-            rows = [
-                _Row(index, position, request.prompt_ids, key)
-                for index, request in enumerate(requests)
-                if request.agent == agent
-                for position, key in enumerate(request.keys)
-            ]
-            for chunk in self._chunks(rows, sampling.max_new_tokens):
-                for row, completion in zip(chunk, self._generate(agent, chunk, sampling), strict=True):
-                    answers[row.request, row.position] = completion
+        for sampled in self.workers.run(jobs):
+            answers |= cast("dict[tuple[int, int], Completion]", sampled)
         return [[answers[index, k] for k in range(len(request.keys))] for index, request in enumerate(requests)]
+
+    def _batch(self, agent: int) -> _Batch:
+        return self.team.seats[agent].network, self.team.end_ids(agent)
+
+    def _sample_batch(self, rows: list[_Row], sampling: Sampling) -> dict[tuple[int, int], Completion]:
+        """Completions by (request, position) of rows that may be sampled together."""
+        answers = {}
+        for alike in self._that_mix(rows):
+            for chunk in self._chunks(alike, sampling.max_new_tokens):
+                for row, completion in zip(chunk, self._generate(chunk, sampling), strict=True):
+                    answers[row.request, row.position] = completion
+        return answers
+
+    def _that_mix(self, rows: list[_Row]) -> list[list[_Row]]:
+        """All rows at once, or, where the network's adapters cannot mix in a batch, an adapter at a time."""
+        network = self.team.network(rows[0].agent)
+        names = sorted({self.team.seats[row.agent].adapter or "" for row in rows})
+        if len(names) == 1 or (isinstance(network, PeftModel) and can_mix(network, [name for name in names if name])):
+            return [rows]
+        return [[row for row in rows if (self.team.seats[row.agent].adapter or "") == name] for name in names]
 
     def _chunks(self, rows: list[_Row], max_new_tokens: int) -> Iterator[list[_Row]]:
         """Rows of similar prompt length together, as many as the budget allows and at least one."""
@@ -77,30 +115,35 @@ class TransformersEngine:
             yield chunk
 
     @torch.no_grad()  # not inference_mode: buffers that a forward renews must stay usable in training
-    def _generate(self, agent: int, rows: list[_Row], sampling: Sampling) -> list[Completion]:
-        model = self.team.model(agent)
-        end_ids = self.team.end_ids(agent)
-        device = next(model.parameters()).device
+    def _generate(self, rows: list[_Row], sampling: Sampling) -> list[Completion]:
+        network, end_ids = self.team.network(rows[0].agent), self.team.end_ids(rows[0].agent)
+        device = next(network.parameters()).device
         prompt_ids, attended = (tensor.to(device) for tensor in aligned_right([row.prompt_ids for row in rows]))
         numbers = torch.from_numpy(np.stack([uniforms(row.key, sampling.max_new_tokens) for row in rows]))
         if device.type != "mps":  # which has no float64: there the drawing is done on the CPU
             numbers = numbers.to(device)
         drawing = _KeyedDraw(numbers, prompt_ids.shape[1], sampling, end_ids)
-        with dropout_off(model), _neutral_generation_config(model):
-            sequences = cast(Any, model).generate(
-                input_ids=prompt_ids,
-                attention_mask=attended,
-                logits_processor=LogitsProcessorList([drawing]),
-                generation_config=_settings(
-                    max_new_tokens=sampling.max_new_tokens,
-                    do_sample=False,  # the processor leaves one token to choose
-                    eos_token_id=list(end_ids),
-                    pad_token_id=end_ids[0],
-                ),
-            )
+        inputs = {
+            "input_ids": prompt_ids,
+            "attention_mask": attended,
+            "logits_processor": LogitsProcessorList([drawing]),
+            "generation_config": _settings(
+                max_new_tokens=sampling.max_new_tokens,
+                do_sample=False,  # the processor leaves one token to choose
+                eos_token_id=list(end_ids),
+                pad_token_id=end_ids[0],
+            ),
+        }
+        names = [self.team.seats[row.agent].adapter for row in rows]
+        with dropout_off(network), _neutral_generation_config(network):
+            if len(set(names)) > 1:
+                sequences = cast(Any, network).generate(**inputs, adapter_names=[name or BASE_ROWS for name in names])
+            else:
+                with self.team.speaking(rows[0].agent) as model:
+                    sequences = cast(Any, model).generate(**inputs)
         ids = sequences[:, prompt_ids.shape[1] :].cpu()
         logprobs = torch.stack(drawing.logprobs, dim=1).float().cpu()
-        return [self._completion(agent, ids[row], logprobs[row], end_ids) for row in range(len(rows))]
+        return [self._completion(row.agent, ids[i], logprobs[i], end_ids) for i, row in enumerate(rows)]
 
     def _completion(self, agent: int, ids: Tensor, logprobs: Tensor, end_ids: Sequence[int]) -> Completion:
         length, ended = cut_at_end(ids.tolist(), end_ids)
@@ -136,11 +179,14 @@ def _settings(**fields: Any) -> GenerationConfig:
 
 
 @contextmanager
-def _neutral_generation_config(model: PreTrainedModel) -> Iterator[None]:
+def _neutral_generation_config(network: Network) -> Iterator[None]:
     """Hide the settings that came with the model: ``generate`` fills in from them whatever it is not given."""
-    shipped = model.generation_config
-    model.generation_config = _settings()
+    holders = cast(Any, [network, network.get_base_model()] if isinstance(network, PeftModel) else [network])
+    shipped = [getattr(holder, "generation_config", None) for holder in holders]
+    for holder in holders:
+        holder.generation_config = _settings()
     try:
         yield
     finally:
-        model.generation_config = shipped
+        for holder, config in zip(holders, shipped, strict=True):
+            holder.generation_config = config

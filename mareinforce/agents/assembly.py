@@ -1,0 +1,323 @@
+"""From what a user says about a team to networks in memory: who shares which, and which weights are whose.
+
+Agents with adapters on the same base, and agents that do not learn, share one network. Every other agent has a network
+of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from mareinforce.agents import adapters
+from mareinforce.agents.adapters import Network, inner_model
+from mareinforce.agents.arguments import agent_adapters, check_agents, tokenizer_entries, trained_agents
+from mareinforce.agents.loading import (
+    adapter_folder,
+    base_of_adapter,
+    has_tokenizer,
+    load_model,
+    load_tokenizer,
+    portable_name,
+)
+from mareinforce.agents.lora import LoRA
+from mareinforce.agents.model_config import loading_options, special_tokens
+from mareinforce.agents.modes import drops_by_itself
+from mareinforce.agents.vocabulary import add_special_tokens, fit_embeddings
+from mareinforce.errors import AgentError
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where an agent's weights are: a network of the team, and the adapter on it that is the agent's.
+
+    Without an adapter the agent is the network as it is, its adapters off.
+    """
+
+    network: int
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One set of weights that learns, and the agents that speak with it (several only with `share_policy`)."""
+
+    agents: tuple[int, ...]
+    seat: Seat
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a team is made of."""
+
+    networks: list[Network] = field(default_factory=list)
+    seats: list[Seat] = field(default_factory=list)  # [N]
+    policies: list[Policy] = field(default_factory=list)
+    tokenizers: list[PreTrainedTokenizerBase] = field(default_factory=list)  # [N]
+    frozen: list[PreTrainedModel] = field(default_factory=list)
+    references: dict[int, Seat] = field(default_factory=dict)  # by agent; in `frozen`, or an adapter of its network
+    notes: list[str] = field(default_factory=list)  # what its user should know
+
+
+@dataclass(slots=True)
+class _Wish:
+    """What one agent is to be."""
+
+    agent: int
+    entry: Any
+    source: str  # how messages call it
+    base: Any  # a name, or a loaded model
+    folder: str | None  # of a saved adapter
+    setting: LoRA | None
+    options: dict[str, Any]
+    trains: bool
+    place: torch.device | None
+
+    @property
+    def shares(self) -> bool:
+        return self.folder is not None or self.setting is not None or not self.trains
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for agents whose base is the same."""
+        base = self.base if isinstance(self.base, str) else id(self.base)
+        return (base, str(self.place), *sorted((key, str(value)) for key, value in self.options.items()))
+
+
+def assemble(
+    agent_model: str | None = None,
+    agents: Sequence[Any] | None = None,
+    num_agents: int | None = None,
+    tokenizer: Any = None,
+    model_config: Mapping[str, Any] | None = None,
+    *,
+    lora: Any = None,
+    share_policy: bool = False,
+    trainable: Any = None,
+    places: Sequence[torch.device] | None = None,
+    reference_kl: bool = False,
+    reference: Literal["start", "base"] | None = None,
+    reference_places: Sequence[torch.device] | None = None,
+    seed: int = 0,
+) -> Parts:
+    """Load and arrange the networks of a team; the arguments are those of `Team.build`.
+
+    Raises:
+        ConfigError, AgentError: what cannot be meant, loaded or combined.
+    """
+    count = check_agents(
+        agent_model, agents, num_agents, tokenizer, model_config, lora=lora, share_policy=share_policy,
+        trainable=trainable,
+    )  # fmt: skip
+    entries: list[Any] = list(agents) if agents is not None else [agent_model] * count
+    settings = agent_adapters(lora, model_config, count)
+    options = loading_options(model_config, count)
+    trains = trained_agents(trainable, count, share_policy)
+    wishes = [
+        _wish(agent, entries[agent], settings[agent], options[agent], trains[agent], places[agent] if places else None)
+        for agent in range(1 if share_policy else count)
+    ]
+    parts = Parts()
+    parts.tokenizers = _tokenizers(entries, tokenizer_entries(tokenizer, count), options, wishes, model_config, parts)
+    seats: dict[int, Seat] = {}
+    groups: dict[Hashable, list[_Wish]] = {}
+    for wish in wishes:
+        groups.setdefault(wish.key, []).append(wish)
+    for group in groups.values():
+        _place_group(group, parts, seats, reference_kl, reference, reference_places, seed, special_tokens(model_config))
+    parts.seats = [seats[0 if share_policy else agent] for agent in range(count)]
+    if share_policy:
+        parts.policies = [Policy(tuple(range(count)), seats[0])]
+        parts.references = {agent: parts.references[0] for agent in range(count) if 0 in parts.references}
+    else:
+        parts.policies = [Policy((agent,), parts.seats[agent]) for agent in range(count) if trains[agent]]
+    return parts
+
+
+def _wish(
+    agent: int, entry: Any, setting: LoRA | None, options: dict[str, Any], trains: bool, place: torch.device | None
+) -> _Wish:
+    folder = adapter_folder(entry) if isinstance(entry, str) else None
+    base = base_of_adapter(folder, agent) if folder is not None else entry
+    source = entry if isinstance(entry, str) else f"a loaded {type(inner_model(entry)).__name__}"
+    return _Wish(agent, entry, source, base, folder, setting, options, trains, place)
+
+
+def _tokenizers(
+    entries: Sequence[Any],
+    given: Sequence[Any],
+    options: Sequence[dict[str, Any]],
+    wishes: Sequence[_Wish],
+    model_config: Mapping[str, Any] | None,
+    parts: Parts,
+) -> list[PreTrainedTokenizerBase]:
+    """One an agent: the given one, or that of its model; with the special tokens added to a copy."""
+    read: dict[Any, PreTrainedTokenizerBase] = {}
+    found = []
+    for agent, wanted in enumerate(given):
+        wish = wishes[min(agent, len(wishes) - 1)]
+        source = wanted
+        if source is None:
+            source = wish.folder if wish.folder is not None and has_tokenizer(wish.folder) else wish.base
+        if isinstance(source, str):
+            picked = {key: options[agent][key] for key in ("revision", "trust_remote_code", "gguf_file")}
+            if source != wish.base:
+                picked |= {"revision": None, "gguf_file": None}  # those of the model, not of another's tokenizer
+            key = (source, *picked.values())
+            if key not in read:
+                read[key] = load_tokenizer(source, agent=agent, **picked)
+            tokenizer = read[key]
+        else:
+            tokenizer = cast(PreTrainedTokenizerBase, source)
+        found.append(add_special_tokens(tokenizer, special_tokens(model_config), agent, parts.notes))
+    return found
+
+
+def _place_group(
+    group: Sequence[_Wish],
+    parts: Parts,
+    seats: dict[int, Seat],
+    reference_kl: bool,
+    reference: Literal["start", "base"] | None,
+    reference_places: Sequence[torch.device] | None,
+    seed: int,
+    added_tokens: Mapping[str, Any],
+) -> None:
+    """Seat the agents that have one base: load it once, copy it for each that trains it whole, share it else."""
+    first = group[0]
+    if isinstance(first.base, PeftModel):
+        _seat_wrapped(first, parts, seats)
+        _add_adapter_reference(first, parts, seats[first.agent], reference_kl, reference, fresh=False)
+        return
+    model = _loaded(first, parts)
+    if added_tokens:
+        shared = any(wish.shares for wish in group)
+        tokenizers = [parts.tokenizers[wish.agent] for wish in group]
+        fit_embeddings(model, tokenizers, first.agent, shared, parts.notes)
+    owners, sharers = [wish for wish in group if not wish.shares], [wish for wish in group if wish.shares]
+    frozen: dict[Any, int] = {}
+    for wish in owners:
+        if reference_kl:
+            place = reference_places[wish.agent] if reference_places else wish.place
+            if place not in frozen:
+                frozen[place] = len(parts.frozen)
+                parts.frozen.append(_frozen_copy(model, place))
+            parts.references[wish.agent] = Seat(frozen[place])
+        own = model if wish is owners[-1] and not sharers else copy.deepcopy(model)
+        seats[wish.agent] = Seat(len(parts.networks))
+        parts.networks.append(own)
+    if not sharers:
+        return
+    index = len(parts.networks)
+    parts.networks.append(model)
+    for wish in sharers:
+        name = None if wish.folder is None and wish.setting is None else f"agent_{wish.agent}"
+        seats[wish.agent] = Seat(index, name)
+        if name is None:
+            continue
+        network = parts.networks[index]
+        if wish.folder is not None:
+            adapted = adapters.add_saved_adapter(network, name, wish.folder, wish.agent)
+        else:
+            assert wish.setting is not None
+            adapted = adapters.add_fresh_adapter(network, name, wish.setting, wish.agent, seed + wish.agent)
+        config = adapted.peft_config[name]
+        if isinstance(wish.base, str):
+            config.base_model_name_or_path = portable_name(wish.base)
+            config.revision = wish.options["revision"]
+        parts.networks[index] = adapted
+        _add_adapter_reference(wish, parts, seats[wish.agent], reference_kl, reference, fresh=wish.folder is None)
+
+
+def _loaded(wish: _Wish, parts: Parts) -> PreTrainedModel:
+    options = dict(wish.options)
+    checkpointing = options.pop("gradient_checkpointing")
+    if isinstance(wish.base, str):
+        model = load_model(wish.base, agent=wish.agent, **options)
+        _note_generation_config(model, wish, parts)
+    else:
+        model = cast(PreTrainedModel, wish.base)
+    _prepare(model, wish, checkpointing)
+    return model
+
+
+def _seat_wrapped(wish: _Wish, parts: Parts, seats: dict[int, Seat]) -> None:
+    """A model that came with its adapter: on the network of another such model where the bases are equal."""
+    wrapped = cast(PeftModel, wish.base)
+    adapter = adapters.own_adapter(wrapped, wish.agent)
+    _prepare(inner_model(wrapped), wish, wish.options["gradient_checkpointing"])
+    for index, network in enumerate(parts.networks):
+        if isinstance(network, PeftModel) and adapters.same_base(network, wrapped):
+            name = f"agent_{wish.agent}"
+            adapters.adopt_adapter(network, wrapped, adapter, name)
+            seats[wish.agent] = Seat(index, name)
+            parts.notes.append(f"agent {wish.agent}: its base equals another's, so they share one in memory.")
+            return
+    seats[wish.agent] = Seat(len(parts.networks), adapter)
+    parts.networks.append(wrapped)
+
+
+def _prepare(model: PreTrainedModel, wish: _Wish, checkpointing: bool) -> None:
+    if wish.place is not None:
+        model.to(wish.place)  # type: ignore[arg-type]
+    if checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise AgentError(
+                f"agent {wish.agent}: {wish.source} has no gradient checkpointing; set "
+                "model_config.gradient_checkpointing: false"
+            )
+        if (layer := drops_by_itself(model)) is not None:
+            raise AgentError(
+                f"agent {wish.agent}: {wish.source} applies dropout in its layer {layer} itself, so with gradient "
+                "checkpointing it could not be switched off; set its dropout to 0, or gradient_checkpointing: false"
+            )
+        cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
+        model.train(False)  # the backward pass runs layers again, and must find dropout off as the forward pass did
+
+
+def _add_adapter_reference(
+    wish: _Wish,
+    parts: Parts,
+    seat: Seat,
+    reference_kl: bool,
+    reference: Literal["start", "base"] | None,
+    fresh: bool,
+) -> None:
+    """The reference of an adapter costs no second model: its base, or a copy of the adapter as it starts."""
+    if not reference_kl or not wish.trains:
+        return
+    if (reference or ("base" if fresh else "start")) == "base" or fresh:  # a fresh adapter starts as its base
+        parts.references[wish.agent] = Seat(seat.network, None)
+        return
+    assert seat.adapter is not None
+    name = f"{seat.adapter}_reference"
+    adapters.copy_adapter(cast(PeftModel, parts.networks[seat.network]), seat.adapter, name)
+    parts.references[wish.agent] = Seat(seat.network, name)
+
+
+def _frozen_copy(model: PreTrainedModel, place: torch.device | None) -> PreTrainedModel:
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    frozen.train(False)
+    return frozen if place is None else frozen.to(place)  # type: ignore[arg-type]
+
+
+def _note_generation_config(model: PreTrainedModel, wish: _Wish, parts: Parts) -> None:
+    """Say which settings that came with a model do not change how it is sampled."""
+    shipped = model.generation_config.to_diff_dict() if model.generation_config is not None else {}
+    ignored = {
+        key: value
+        for key, value in shipped.items()
+        if not key.endswith("_token_id") and not key.startswith(("_", "output_", "use_cache", "transformers_version"))
+    }
+    if ignored:
+        listed = ", ".join(f"{key}={value}" for key, value in sorted(ignored.items()))
+        parts.notes.append(
+            f"agent {wish.agent}: the generation config of {wish.source} ({listed}) is ignored: sampling follows "
+            "model.config. Its end tokens count."
+        )

@@ -1,0 +1,94 @@
+"""One policy as it learns: its rollout buffer, its counters, and its updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from mareinforce.agents.team import Policy, Team
+from mareinforce.config import MAGRPOConfig
+from mareinforce.optim import learning_rate_factor, update_policy
+from mareinforce.rollout.buffer import NodeSamples, RolloutBuffer, by_node, mini_batches
+from mareinforce.types import NodeSample
+
+Report = tuple[int, dict[str, float]]
+"""An agent, and what was seen of it in one update."""
+
+
+class Learner:
+    """What the node samples of a policy's agents do to its weights.
+
+    Attributes:
+        updates: mini-batches worked through so far.
+        policy_version: updates that changed the weights: what a sample's age is counted in.
+    """
+
+    def __init__(self, team: Team, policy: Policy, config: MAGRPOConfig, seed: int) -> None:
+        self.policy = policy
+        self.updates = 0
+        self.policy_version = 0
+        self._team, self._config, self._seed = team, config, seed
+        self._buffer = RolloutBuffer(None if config.rollout_buffer_size == "rollout" else config.rollout_buffer_size)
+
+    def learn(
+        self,
+        samples: Sequence[NodeSample],
+        optimizer: torch.optim.Optimizer,
+        *,
+        flush: bool,
+        progress: Callable[[int], float],
+    ) -> list[Report]:
+        """Fill the buffer, and update whenever it is full, and from what is left if it is to be flushed.
+
+        ``progress``: updates made so far -> the share of the run that is done.
+        """
+        reports = []
+        for node in by_node(samples):
+            reports += self._update(self._buffer.add(node), optimizer, progress)
+        if flush:
+            reports += self._update(self._buffer.flush(), optimizer, progress)
+        return reports
+
+    def is_done(self) -> bool:
+        """Has it made all the updates there are to make?"""
+        return self._config.max_updates is not None and self.updates >= self._config.max_updates
+
+    def has_learned_from_anything(self) -> bool:
+        """False while its agents have not spoken."""
+        return bool(self.updates or self._buffer.nodes)
+
+    def _update(
+        self, nodes: Sequence[NodeSamples], optimizer: torch.optim.Optimizer, progress: Callable[[int], float]
+    ) -> list[Report]:
+        """One optimizer step per mini-batch of a full buffer."""
+        config, first = self._config, self.policy.agents[0]
+        reports = []
+        for batch in mini_batches(
+            nodes,
+            batch_size=config.train_batch_size,
+            turn_weighting=config.turn_weighting,
+            seed=self._seed,
+            agent=first,
+            update=self.updates,
+        ):
+            if self.is_done():
+                break
+            factor = learning_rate_factor(
+                config.lr_schedule, progress(self.updates), self.updates, config.warmup_updates
+            )
+            for group in optimizer.param_groups:
+                group["lr"] = config.learning_rates[first] * factor
+            update = update_policy(self._team, optimizer, batch, config, self.policy_version)
+            for agent, seen in update.metrics.items():
+                ages = [self.policy_version - sample.policy_version for sample in batch if sample.agent == agent]
+                common = {
+                    "loss": update.losses[agent],
+                    "learning_rate": optimizer.param_groups[0]["lr"],
+                    "sample_age": sum(ages) / len(ages),
+                    "stepped_fraction": float(update.stepped),
+                }
+                reports.append((agent, {**common, **seen}))
+            self.updates += 1
+            self.policy_version += update.stepped
+        return reports
