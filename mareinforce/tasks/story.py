@@ -1,15 +1,18 @@
-"""Two agents write stories: the second is to be two to three times as long as the first. Lengths in characters."""
+"""Agents write stories: each is to be so many times as long as the one before. Lengths in characters."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from mareinforce.errors import PromptError
 
 LOW, HIGH = 2.0, 3.0
 """The second text is to have this many times the characters of the first."""
+STEP_LOW, STEP_HIGH = 1.2, 2.0
+"""Of more than two texts, each is to have this many times the characters of the one before."""
 
 
 def length_ratio(first: str, second: str) -> float:
@@ -17,9 +20,9 @@ def length_ratio(first: str, second: str) -> float:
     return len(second) / max(len(first), 1)
 
 
-def range_score(ratio: float) -> float:
-    """1.0 inside [2, 3], else exp(-distance to the nearer bound)."""
-    return math.exp(-max(LOW - ratio, ratio - HIGH, 0.0))
+def range_score(ratio: float, low: float = LOW, high: float = HIGH) -> float:
+    """1.0 inside [low, high], else exp(-distance to the nearer bound)."""
+    return math.exp(-max(low - ratio, ratio - high, 0.0))
 
 
 def length_ratio_reward(first: Sequence[str], second: Sequence[str]) -> list[float]:
@@ -30,6 +33,27 @@ def length_ratio_reward(first: Sequence[str], second: Sequence[str]) -> list[flo
 def improved_length_ratio_reward(first: Sequence[str], second: Sequence[str]) -> list[float]:
     """As `length_ratio_reward`, with an empty first text counted as one character."""
     return [range_score(length_ratio(a, b)) for a, b in zip(first, second, strict=True)]
+
+
+def growing_lengths_reward(*texts: Sequence[str]) -> list[float]:
+    """For any number of agents: how near each text's length is to 1.2 to 2 times that of the text before, averaged
+    over neighbours; a pair whose first text is empty earns 0."""
+    scores = []
+    for joint in zip(*texts, strict=True):
+        pairs = list(pairwise(joint))
+        steps = [range_score(length_ratio(a, b), STEP_LOW, STEP_HIGH) if a else 0.0 for a, b in pairs]
+        scores.append(sum(steps) / max(len(steps), 1))
+    return scores
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """The row's prompt, beginning with "Tell": one of two roles for agents that share a policy."""
+    return f"Tell {row['prompt'].split(' ', 1)[1]}"
+
+
+def written(row: Mapping[str, Any]) -> str:
+    """The row's prompt, beginning with "Write": the other role."""
+    return f"Write {row['prompt'].split(' ', 1)[1]}"
 
 
 def length_feedback(prompt: str, agent_completions: Sequence[str], num_agents: int, **history: Any) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 import mareinforce.cli  # noqa: F401 (Lightning keeps the stderr it is imported with)
 from mareinforce import fit
@@ -26,6 +28,10 @@ SMALL = {
 def run(recipe: Path, folder: Path, **changes: str) -> int:
     """Exit status of a small run of a recipe."""
     options = {**SMALL, **changes, "trainer.default_root_dir": str(folder)}
+    agents = yaml.safe_load(recipe.read_text())["model"].get("agents")
+    if agents:  # a team of several models
+        del options["model.agent_model"]
+        options["model.agents"] = json.dumps(["tiny-story"] * len(agents))
     return fit.main(["--config", str(recipe), *(f"--{key}={value}" for key, value in options.items())])
 
 
@@ -36,7 +42,9 @@ def test_a_recipe_runs(recipe, tmp_path):
     with (folder / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["turn_1/reward_mean"]]
     assert [row["batch"] for row in rows] == ["1", "2"]
-    assert {path.name for path in (folder / "agents").iterdir()} == {"agent_0", "agent_1"}
+    settings = yaml.safe_load(recipe.read_text())["model"]
+    count = len(settings["agents"]) if "agents" in settings else settings["num_agents"]
+    assert {path.name for path in (folder / "agents").iterdir()} == {f"agent_{agent}" for agent in range(count)}
     assert list((folder / "checkpoints").glob("*.ckpt"))
 
 
