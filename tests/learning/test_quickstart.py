@@ -9,15 +9,17 @@ import pytest
 
 from mareinforce.fit import main
 
-CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+CONFIGS = Path(__file__).parents[2] / "configs"
 NODES = 20
 
 
 @pytest.mark.learning
+@pytest.mark.parametrize("recipe", ["quickstart", "quickstart_lora"])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_quickstart_learns_within_150_updates(seed, tmp_path):
+def test_the_quickstart_learns_within_150_updates(recipe, seed, tmp_path):
+    config = CONFIGS / f"{recipe}.yaml"
     status = main(
-        ["--config", str(CONFIG), "--seed_everything", str(seed), "--trainer.default_root_dir", str(tmp_path)]
+        ["--config", str(config), "--seed_everything", str(seed), "--trainer.default_root_dir", str(tmp_path)]
     )
     assert status == 0
     with (tmp_path / "run_0001" / "metrics.csv").open(newline="") as file:

@@ -133,6 +133,8 @@ def logged_columns(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             max_new_tokens=2,
             early_termination_threshold=None,
             importance_sampling="token",
+            reference_kl_enabled=True,
+            advantage_normalization=False,
             logging_steps=1,
         ),
         default_root_dir=tmp_path_factory.mktemp("runs"),

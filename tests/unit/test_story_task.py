@@ -8,12 +8,15 @@ import pytest
 
 from mareinforce.errors import PromptError
 from mareinforce.tasks.story import (
+    growing_lengths_reward,
     improved_length_ratio_reward,
     length_feedback,
     length_ratio_reward,
     retell,
     story_eval_aggregator,
     story_eval_logger,
+    told,
+    written,
 )
 
 
@@ -67,3 +70,20 @@ def test_feedback_takes_histories_and_refuses_a_third_agent():
     assert length_feedback(**given, num_agents=2, **histories) == length_feedback(**given, num_agents=2)
     with pytest.raises(PromptError, match="num_agents is 3"):
         length_feedback("p", ["a", "b", "c"], 3)
+
+
+def test_growing_lengths_are_scored_by_neighbours_for_any_number_of_agents():
+    texts = [
+        ["a" * length for length in lengths] for lengths in zip((10, 15, 30), (10, 10, 10), (0, 5, 8), strict=True)
+    ]
+    first, flat, empty = growing_lengths_reward(*texts)
+    assert first == 1.0
+    assert flat == pytest.approx(math.exp(-0.2))
+    assert empty == pytest.approx((0.0 + 1.0) / 2)  # nothing is any number of times as long as nothing
+    assert growing_lengths_reward(["abc"]) == [0.0]
+
+
+def test_two_roles_differ_in_the_first_word_alone():
+    row = {"prompt": "Tell a story about a red fox."}
+    assert told(row) == row["prompt"]
+    assert written(row) == "Write a story about a red fox."
