@@ -23,7 +23,7 @@ from mareinforce.config import MAGRPOConfig
 from mareinforce.config_links import check_twins, link_arguments, team_size
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
-from mareinforce.errors import ConfigError
+from mareinforce.errors import ConfigError, MareinforceError
 from mareinforce.module import MultiAgentReinforce
 from mareinforce.parse_errors import NUMBER, explained
 from mareinforce.reporting import TERMINATED
@@ -127,6 +127,18 @@ class MareinforceCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what Lightning's Trainer would do otherwise than hoped."""
         check_trainer(self.config[self.command].trainer.as_dict(), training=self.command == "fit")
+
+    def instantiate_classes(self) -> None:
+        """Build what the configuration describes. What we refuse is said as we say it, not as the parser wraps it."""
+        refusal = None
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            if not isinstance(error.__cause__, MareinforceError):
+                raise
+            refusal = error.__cause__
+        if refusal is not None:  # outside of `except`: the parser's own error is nothing to show
+            raise refusal
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer, with a run folder, its loggers and its checkpoints if it is going to train."""

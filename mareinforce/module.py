@@ -21,7 +21,7 @@ from mareinforce.evaluation import Evaluation, Evaluators
 from mareinforce.learner import Learner, Report
 from mareinforce.metrics import RunningMeans, completion_metrics, kl_metrics, mean
 from mareinforce.notices import RunNotices
-from mareinforce.optim import build_optimizer
+from mareinforce.optim import build_optimizer, keep_state_beside_weights
 from mareinforce.rewards.contract import Reward
 from mareinforce.rollout.credit import assign_returns, measure_reference_kl, node_samples, number_env_steps
 from mareinforce.rollout.engines.transformers import TransformersEngine
@@ -277,6 +277,11 @@ class MultiAgentReinforce(L.LightningModule):
         if data is not None:
             for index, row in data.train_rows():
                 self._expansion().first_prompts(index, row)
+
+    def on_train_start(self) -> None:
+        """A resumed optimizer's moments belong beside its weights, which may be on another device than Lightning's."""
+        for index in range(len(self.learners)):
+            keep_state_beside_weights(self._optimizer(index))
 
     def on_train_end(self) -> None:
         if self.env_step > self._logged_env_step:

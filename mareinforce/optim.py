@@ -28,6 +28,14 @@ def build_optimizer(weights: Iterable[nn.Parameter], learning_rate: float, confi
     )
 
 
+def keep_state_beside_weights(optimizer: torch.optim.Optimizer) -> None:
+    """Move each weight's moments to the device of the weight. Step counters, which are scalars, stay where they are."""
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim > 0:
+                state[name] = value.to(weight.device)
+
+
 def learning_rate_factor(schedule: str, progress: float, update: int, warmup_updates: int) -> float:
     """Share of the full learning rate at one update.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 from collections.abc import Iterable, Sequence
 
+from mareinforce.agents.lora import LoRA
 from mareinforce.errors import ConfigError, MareinforceError, UserCodeError, did_you_mean
 
 NUMBER = r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
@@ -20,6 +22,10 @@ _LINKED = (
     re.compile(r"argument .*?(?P<source>model\.\w+)\S* --> (?P<key>[\w.]+): "),
     re.compile(r'Linked "(?P<key>[^"]+)" must be given via "(?P<source>[\w.]+)'),
 )
+_INNER_OPTION = re.compile(r"Option '(?P<key>[^']+)' is not accepted")
+_INNER_VALUE = re.compile(r'Parser key "(?P<key>\w+)":\s*(?P<rest>Expected an? .*?Got value: [^\n;]*)', re.DOTALL)
+_INNER_KEYS = {"model.lora": [field.name for field in dataclasses.fields(LoRA)]}
+"""Keys below keys that may also be something else, which the parser does not list."""
 _BAD_VALUE = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<rest>.*)', re.DOTALL)
 _GIVEN = re.compile(r"(?:Got value|Given value): (?P<value>.*)")
 _EXPECTED = re.compile(r"Expected an? (?P<what>.+?)(?:\. Got value.*)?")
@@ -79,6 +85,15 @@ def _no_such_key(key: str, known: Sequence[str]) -> ConfigError:
 
 
 def _bad_value(key: str, rest: str) -> MareinforceError:
+    if key in _INNER_KEYS and (found := _INNER_OPTION.search(rest)):
+        return ConfigError(f"{key}.{found['key']}: there is no such key; {key} has {', '.join(_INNER_KEYS[key])}.")
+    if key in _INNER_KEYS and (found := _INNER_VALUE.search(rest)):
+        return _bad_value(f"{key}.{found['key']}", found["rest"])
+    if key in _INNER_KEYS and (given := _GIVEN.findall(rest)):
+        return ConfigError(
+            f"{key}={given[-1].strip()}: must be key: value pairs such as {{r: 16}}, or a list of them, one an agent "
+            f"(null: none)."
+        )
     values = _GIVEN.findall(rest)
     given = values[-1].strip() if values else None
     union = _UNION.search(rest)

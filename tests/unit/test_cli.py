@@ -433,3 +433,28 @@ def test_help_explains_the_fields(folder: Path, capsys) -> None:
     shown = capsys.readouterr().out
     assert "usage: python -m mareinforce.fit" in shown
     assert "Weight of the next turn's return" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.lora.rank", "3"], "model.lora.rank: there is no such key; model.lora has r, lora_alpha"),
+        (["--model.lora", "{rank: 3}"], "model.lora.rank: there is no such key; model.lora has r, lora_alpha"),
+        (["--model.lora", "[{r: 3}, {rr: 3}]"], "model.lora.rr: there is no such key; model.lora has r, lora_alpha"),
+        (["--model.lora.r", "x"], "model.lora.r=x: must be a whole number"),
+        (["--model.lora.r", "0"], "lora.r=0: must be a whole number of at least 1"),
+        (["--model.lora", "8"], "model.lora=8: must be key: value pairs such as {r: 16}"),
+    ],
+)
+def test_adapters_that_cannot_be_meant_are_refused_in_a_sentence(
+    folder: Path, arguments: list[str], message: str
+) -> None:
+    assert message in refusal(*arguments)
+
+
+def test_adapters_can_be_set_in_part_or_one_an_agent(folder: Path) -> None:
+    lora = parse("--model.lora.r", "4").config["fit"].model.lora
+    assert (lora.r, lora.lora_alpha, lora.target_modules) == (4, 32, "all-linear")
+    first, second = parse("--model.lora", "[{r: 4}, null]").config["fit"].model.lora
+    assert first.r == 4
+    assert second is None
