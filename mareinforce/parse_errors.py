@@ -89,9 +89,9 @@ def _bad_value(key: str, rest: str) -> MareinforceError:
         return ConfigError(f"{key}.{found['key']}: there is no such key; {key} has {', '.join(_INNER_KEYS[key])}.")
     if key in _INNER_KEYS and (found := _INNER_VALUE.search(rest)):
         return _bad_value(f"{key}.{found['key']}", found["rest"])
-    if key in _INNER_KEYS and (given := _GIVEN.findall(rest)):
+    if key in _INNER_KEYS and (written := _GIVEN.findall(rest)):
         return ConfigError(
-            f"{key}={given[-1].strip()}: must be key: value pairs such as {{r: 16}}, or a list of them, one an agent "
+            f"{key}={written[-1].strip()}: must be key: value pairs such as {{r: 16}}, or a list of them, one an agent "
             f"(null: none)."
         )
     values = _GIVEN.findall(rest)
