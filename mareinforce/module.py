@@ -278,6 +278,9 @@ class MultiAgentReinforce(L.LightningModule):
             for index, row in data.train_rows():
                 self._expansion().first_prompts(index, row)
 
+    def teardown(self, stage: str) -> None:
+        self.workers.close()
+
     def on_train_end(self) -> None:
         if self.env_step > self._logged_env_step:
             self._write(self._means.take())
