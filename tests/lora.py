@@ -5,10 +5,12 @@ Imported by tests as ``tests.lora``.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -26,6 +28,13 @@ def save_base(folder: Path, model: Any = None) -> str:
     (model or llama_model(len(words))).save_pretrained(folder)
     words.save_pretrained(folder)
     return str(folder)
+
+
+def wrap(model: Any, config: PeftConfig, name: str = "default") -> PeftModel:
+    """What a user makes with peft, which itself asks transformers for a name that is no more."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        return get_peft_model(model, config, adapter_name=name)
 
 
 def plain(name: str) -> str:

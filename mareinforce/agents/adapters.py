@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -140,9 +141,9 @@ def own_adapter(network: PeftModel, agent: int) -> str:
     return active[0]
 
 
-def copy_adapter(network: PeftModel, adapter: str, name: str) -> None:
-    """Add an equal adapter under another name, to be kept as it is."""
-    before = network.active_adapter
+def copy_adapter(network: PeftModel, adapter: str, wanted: str) -> str:
+    """Add an equal adapter, to be kept as it is, under the wanted name or one like it. Returns its name."""
+    before, name = network.active_adapter, _free_name(network, wanted)
     with torch.random.fork_rng():
         network.add_adapter(name, copy.deepcopy(network.peft_config[adapter]))
     copies = adapter_weights(network, name)
@@ -150,13 +151,15 @@ def copy_adapter(network: PeftModel, adapter: str, name: str) -> None:
         for weight_name, weight in adapter_weights(network, adapter).items():
             copies[_renamed(weight_name, adapter, name)].copy_(weight)
     network.set_adapter(before)
+    return name
 
 
 def same_base(network: Network, other: Network) -> bool:
-    """Have both the same architecture and, outside of their adapters, equal weights on the same device?"""
+    """Have both the same architecture and settings and, outside of adapters, equal weights on the same device?"""
     ours, theirs = _base_weights(network), _base_weights(other)
     return (
         type(inner_model(network)) is type(inner_model(other))
+        and _base_settings(network) == _base_settings(other)
         and ours.keys() == theirs.keys()
         and all(
             weight.shape == theirs[name].shape
@@ -168,11 +171,17 @@ def same_base(network: Network, other: Network) -> bool:
     )
 
 
-def adopt_adapter(network: PeftModel, other: PeftModel, adapter: str, name: str) -> None:
+def adopt_adapter(network: PeftModel, other: PeftModel, adapter: str, wanted: str) -> str:
     """Move the adapter of another wrapped model, whose base is equal, onto this one, and its base into this memory.
 
-    The other model stays usable and goes on holding the very weights that are trained.
+    The other model stays usable and goes on holding the very weights that are trained. Returns the adapter's name
+    here: the wanted one or one like it, or that under which it is here already, from an earlier team.
     """
+    brought = {id(weight) for weight in adapter_weights(other, adapter).values()}
+    for present in network.peft_config:
+        if brought == {id(weight) for weight in adapter_weights(network, present).values()}:
+            return present
+    name = _free_name(network, wanted)
     with torch.random.fork_rng():
         network.add_adapter(name, copy.deepcopy(other.peft_config[adapter]))
     theirs = dict(other.named_modules())
@@ -183,6 +192,7 @@ def adopt_adapter(network: PeftModel, other: PeftModel, adapter: str, name: str)
     ours = _base_weights(network)
     for weight_name, weight in _base_weights(other).items():
         weight.data = ours[weight_name].data
+    return name
 
 
 def save_adapter(network: PeftModel, adapter: str, folder: Path) -> None:
@@ -242,6 +252,19 @@ def _refuse_tied(model: PreTrainedModel, modules_to_save: Any, agent: int) -> No
 def _base_weights(network: Network) -> dict[str, nn.Parameter]:
     named = inner_model(network).named_parameters()
     return {_plain(name): weight for name, weight in named if not belongs_to(name)}
+
+
+def _base_settings(network: Network) -> dict[str, Any]:
+    """What, besides its weights, decides what a base says, and where it ends."""
+    model = inner_model(network)
+    settings = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_")}
+    return {**settings, "ends": getattr(model.generation_config, "eos_token_id", None)}
+
+
+def _free_name(network: PeftModel, wanted: str) -> str:
+    """The wanted name for an adapter, with a number behind it if it is taken."""
+    names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in network.peft_config)
 
 
 def _plain(name: str) -> str:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
 from mareinforce import learner as learner_module
@@ -13,7 +14,7 @@ from mareinforce.agents.scoring import score_rows
 from mareinforce.agents.team import Team
 from mareinforce.errors import AgentError, ConfigError, UserCodeError
 from mareinforce.optim import sample_loss, update_policy
-from tests.lora import LORA, adapter_of, base_weights, is_untouched, logits, same, save_base, stir
+from tests.lora import IDS, LORA, adapter_of, base_weights, is_untouched, logits, same, save_base, stir, wrap
 from tests.models import EOS, gpt2_model, llama_model, word_tokenizer
 from tests.system.runs import Recorder, column, llama_team, metrics, rank, train, trainer, unchanged, weights
 
@@ -135,6 +136,35 @@ def test_adapters_are_on_after_a_reward_that_fails(tmp_path, base):
         )
         assert not torch.equal(logits(team, agent), untouched(torch.tensor([[5, 6, 7, 8]])).logits)
     assert not torch.equal(logits(team, 0), logits(team, 1))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_wrapped_models_answer_as_themselves_afterwards_and_can_be_trained_again(tmp_path, fails):
+    words = word_tokenizer()
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    models = [wrap(llama_model(len(words)), config) for _ in range(2)]
+    for seed, model in enumerate(models):
+        stir(model, seed)
+    for reference in (False, True, True):
+        before = [model(IDS).logits.detach() for model in models]
+        made = trainer(tmp_path, rank, (models, words), **FIELDS, reference_kl_enabled=reference, eval_dataset=["a"])
+        made.evaluate(1)
+        assert [torch.equal(model(IDS).logits, was) for model, was in zip(models, before, strict=True)] == [True, True]
+        made.train()
+        team = made.module.team
+        assert len(team.networks) == 1
+        said = [model(IDS).logits.detach() for model in models]
+        assert not any(torch.equal(one, other) for one, other in zip(said, before, strict=True))
+        assert all(torch.equal(logits(team, agent), said[agent]) for agent in range(2))
+        team.rest()
+    if fails:
+        answers = iter([[0.0, 1.0, 2.0, 3.0]])
+        made = trainer(tmp_path, lambda *_: next(answers), (models, words), **FIELDS)
+        with pytest.raises(UserCodeError):
+            made.train()
+        assert made.module.updates == [1, 1]
+        said = [model(IDS).logits.detach() for model in models]
+        assert [torch.equal(logits(made.module.team, agent), said[agent]) for agent in range(2)] == [True, True]
 
 
 class TestDropout:
