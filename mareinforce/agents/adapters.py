@@ -21,6 +21,7 @@ from peft import (
     load_peft_weights,
     set_peft_model_state_dict,
 )
+from peft.tuners import lora
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -63,6 +64,20 @@ def speaking(network: Network, adapter: str | None) -> Iterator[PreTrainedModel]
             tuner.enable_adapter_layers()
 
 
+@contextmanager
+def mixing(network: Network) -> Iterator[None]:
+    """While a batch's rows belong to different adapters: take away the hooks that peft leaves there after an error."""
+    before = [(module, set(module._forward_pre_hooks)) for module in network.modules()]
+    try:
+        yield
+    except BaseException:
+        for module, hooks in before:
+            for added in set(module._forward_pre_hooks) - hooks:
+                del module._forward_pre_hooks[added]
+                module._forward_pre_hooks_with_kwargs.pop(added, None)
+        raise
+
+
 def adapter_weights(network: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
     """The weights of one adapter, by their names in the network."""
     return {name: weight for name, weight in network.named_parameters() if belongs_to(name, adapter)}
@@ -76,10 +91,17 @@ def belongs_to(weight_name: str, adapter: str | None = None) -> bool:
 
 
 def can_mix(network: PeftModel, adapters: Sequence[str]) -> bool:
-    """Can rows of one batch belong to different ones of these adapters?"""
+    """Can rows of one batch belong to different ones of these adapters?
+
+    With layers that an adapter trains whole, peft asks all adapters for a copy of them.
+    """
+    whole = {name for config in network.peft_config.values() for name in getattr(config, "modules_to_save", None) or ()}
     configs = [network.peft_config[adapter] for adapter in adapters]
     return not any(
-        getattr(config, "use_dora", False) or getattr(config, "target_parameters", None) for config in configs
+        getattr(config, "use_dora", False)
+        or getattr(config, "target_parameters", None)
+        or whole != set(getattr(config, "modules_to_save", None) or ())
+        for config in configs
     )
 
 
@@ -87,10 +109,13 @@ def add_fresh_adapter(network: Network, name: str, setting: LoRA, agent: int, se
     """Give a network one more adapter, with which it answers as before. Raises AgentError if it does not fit."""
     model = inner_model(network)
     _refuse_tied(model, setting.modules_to_save, agent)
+    wanted = setting.target_modules
+    if wanted == "all-linear" and isinstance(network, PeftModel):
+        wanted = _linear_layers(model)
     config = LoraConfig(
         r=setting.r,
         lora_alpha=cast(int, setting.lora_alpha),
-        target_modules=setting.target_modules,
+        target_modules=wanted,
         exclude_modules=setting.exclude_modules,
         lora_dropout=setting.lora_dropout,
         use_rslora=setting.use_rslora,
@@ -224,6 +249,22 @@ def _with_adapter(network: Network, name: str, config: LoraConfig, agent: int, s
             return cast(PeftModel, get_peft_model(network, config, adapter_name=name))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         raise AgentError(f"agent {agent}: its model cannot have this adapter: {_line(error)}") from error
+
+
+def _linear_layers(model: PreTrainedModel) -> list[str]:
+    """What all-linear means where there are adapters already: not a layer inside of theirs, which peft would take too.
+
+    A layer that another adapter trains whole is named, and so refused, as it cannot have both.
+    """
+    head: Any = cast(Any, model).get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "original_module", module), (nn.Linear, Conv1D, lora.Linear))
+        and module is not head
+        and not belongs_to(f"{name}.weight")
+        and _plain(f"{name}.") == f"{name}."
+    ]
 
 
 def _refuse_other_kinds(config: Any, agent: int) -> None:
