@@ -218,6 +218,7 @@ class MultiAgentReinforce(L.LightningModule):
         """Play every row once, on one path, and return the `eval/...` metrics. Changes neither weights nor counters."""
         evaluation = self._evaluation()
         evaluation.play(rows, self.config.eval_batch_size)
+        self._team().rest()
         return evaluation.metrics()
 
     def _evaluate_if_due(self, batch_index: int) -> None:
@@ -282,6 +283,12 @@ class MultiAgentReinforce(L.LightningModule):
         """A resumed optimizer's moments belong beside its weights, which may be on another device than Lightning's."""
         for index in range(len(self.learners)):
             keep_state_beside_weights(self._optimizer(index))
+
+    def teardown(self, stage: str) -> None:
+        """Leave no worker behind, and the user's models as what they were given as."""
+        self.workers.close()
+        if self.team is not None:
+            self.team.rest()
 
     def on_train_end(self) -> None:
         if self.env_step > self._logged_env_step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from peft import (
     load_peft_weights,
     set_peft_model_state_dict,
 )
+from peft.tuners import lora
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -62,6 +64,20 @@ def speaking(network: Network, adapter: str | None) -> Iterator[PreTrainedModel]
             tuner.enable_adapter_layers()
 
 
+@contextmanager
+def mixing(network: Network) -> Iterator[None]:
+    """While a batch's rows belong to different adapters: take away the hooks that peft leaves there after an error."""
+    before = [(module, set(module._forward_pre_hooks)) for module in network.modules()]
+    try:
+        yield
+    except BaseException:
+        for module, hooks in before:
+            for added in set(module._forward_pre_hooks) - hooks:
+                del module._forward_pre_hooks[added]
+                module._forward_pre_hooks_with_kwargs.pop(added, None)
+        raise
+
+
 def adapter_weights(network: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
     """The weights of one adapter, by their names in the network."""
     return {name: weight for name, weight in network.named_parameters() if belongs_to(name, adapter)}
@@ -75,10 +91,17 @@ def belongs_to(weight_name: str, adapter: str | None = None) -> bool:
 
 
 def can_mix(network: PeftModel, adapters: Sequence[str]) -> bool:
-    """Can rows of one batch belong to different ones of these adapters?"""
+    """Can rows of one batch belong to different ones of these adapters?
+
+    With layers that an adapter trains whole, peft asks all adapters for a copy of them.
+    """
+    whole = {name for config in network.peft_config.values() for name in getattr(config, "modules_to_save", None) or ()}
     configs = [network.peft_config[adapter] for adapter in adapters]
     return not any(
-        getattr(config, "use_dora", False) or getattr(config, "target_parameters", None) for config in configs
+        getattr(config, "use_dora", False)
+        or getattr(config, "target_parameters", None)
+        or whole != set(getattr(config, "modules_to_save", None) or ())
+        for config in configs
     )
 
 
@@ -86,10 +109,13 @@ def add_fresh_adapter(network: Network, name: str, setting: LoRA, agent: int, se
     """Give a network one more adapter, with which it answers as before. Raises AgentError if it does not fit."""
     model = inner_model(network)
     _refuse_tied(model, setting.modules_to_save, agent)
+    wanted = setting.target_modules
+    if wanted == "all-linear" and isinstance(network, PeftModel):
+        wanted = _linear_layers(model)
     config = LoraConfig(
         r=setting.r,
         lora_alpha=cast(int, setting.lora_alpha),
-        target_modules=setting.target_modules,
+        target_modules=wanted,
         exclude_modules=setting.exclude_modules,
         lora_dropout=setting.lora_dropout,
         use_rslora=setting.use_rslora,
@@ -140,9 +166,9 @@ def own_adapter(network: PeftModel, agent: int) -> str:
     return active[0]
 
 
-def copy_adapter(network: PeftModel, adapter: str, name: str) -> None:
-    """Add an equal adapter under another name, to be kept as it is."""
-    before = network.active_adapter
+def copy_adapter(network: PeftModel, adapter: str, wanted: str) -> str:
+    """Add an equal adapter, to be kept as it is, under the wanted name or one like it. Returns its name."""
+    before, name = network.active_adapter, _free_name(network, wanted)
     with torch.random.fork_rng():
         network.add_adapter(name, copy.deepcopy(network.peft_config[adapter]))
     copies = adapter_weights(network, name)
@@ -150,13 +176,15 @@ def copy_adapter(network: PeftModel, adapter: str, name: str) -> None:
         for weight_name, weight in adapter_weights(network, adapter).items():
             copies[_renamed(weight_name, adapter, name)].copy_(weight)
     network.set_adapter(before)
+    return name
 
 
 def same_base(network: Network, other: Network) -> bool:
-    """Have both the same architecture and, outside of their adapters, equal weights on the same device?"""
+    """Have both the same architecture and settings and, outside of adapters, equal weights on the same device?"""
     ours, theirs = _base_weights(network), _base_weights(other)
     return (
         type(inner_model(network)) is type(inner_model(other))
+        and _base_settings(network) == _base_settings(other)
         and ours.keys() == theirs.keys()
         and all(
             weight.shape == theirs[name].shape
@@ -168,11 +196,17 @@ def same_base(network: Network, other: Network) -> bool:
     )
 
 
-def adopt_adapter(network: PeftModel, other: PeftModel, adapter: str, name: str) -> None:
+def adopt_adapter(network: PeftModel, other: PeftModel, adapter: str, wanted: str) -> str:
     """Move the adapter of another wrapped model, whose base is equal, onto this one, and its base into this memory.
 
-    The other model stays usable and goes on holding the very weights that are trained.
+    The other model stays usable and goes on holding the very weights that are trained. Returns the adapter's name
+    here: the wanted one or one like it, or that under which it is here already, from an earlier team.
     """
+    brought = {id(weight) for weight in adapter_weights(other, adapter).values()}
+    for present in network.peft_config:
+        if brought == {id(weight) for weight in adapter_weights(network, present).values()}:
+            return present
+    name = _free_name(network, wanted)
     with torch.random.fork_rng():
         network.add_adapter(name, copy.deepcopy(other.peft_config[adapter]))
     theirs = dict(other.named_modules())
@@ -183,6 +217,7 @@ def adopt_adapter(network: PeftModel, other: PeftModel, adapter: str, name: str)
     ours = _base_weights(network)
     for weight_name, weight in _base_weights(other).items():
         weight.data = ours[weight_name].data
+    return name
 
 
 def save_adapter(network: PeftModel, adapter: str, folder: Path) -> None:
@@ -216,6 +251,22 @@ def _with_adapter(network: Network, name: str, config: LoraConfig, agent: int, s
         raise AgentError(f"agent {agent}: its model cannot have this adapter: {_line(error)}") from error
 
 
+def _linear_layers(model: PreTrainedModel) -> list[str]:
+    """What all-linear means where there are adapters already: not a layer inside of theirs, which peft would take too.
+
+    A layer that another adapter trains whole is named, and so refused, as it cannot have both.
+    """
+    head: Any = cast(Any, model).get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "original_module", module), (nn.Linear, Conv1D, lora.Linear))
+        and module is not head
+        and not belongs_to(f"{name}.weight")
+        and _plain(f"{name}.") == f"{name}."
+    ]
+
+
 def _refuse_other_kinds(config: Any, agent: int) -> None:
     if config.peft_type != PeftType.LORA:
         raise AgentError(f"agent {agent}: its adapter is {config.peft_type}; agents train LoRA or whole models")
@@ -242,6 +293,19 @@ def _refuse_tied(model: PreTrainedModel, modules_to_save: Any, agent: int) -> No
 def _base_weights(network: Network) -> dict[str, nn.Parameter]:
     named = inner_model(network).named_parameters()
     return {_plain(name): weight for name, weight in named if not belongs_to(name)}
+
+
+def _base_settings(network: Network) -> dict[str, Any]:
+    """What, besides its weights, decides what a base says, and where it ends."""
+    model = inner_model(network)
+    settings = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_")}
+    return {**settings, "ends": getattr(model.generation_config, "eos_token_id", None)}
+
+
+def _free_name(network: PeftModel, wanted: str) -> str:
+    """The wanted name for an adapter, with a number behind it if it is taken."""
+    names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in network.peft_config)
 
 
 def _plain(name: str) -> str:

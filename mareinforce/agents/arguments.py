@@ -179,6 +179,12 @@ def _check_adapters(
                 f"agent {agent} brings an adapter, so lora cannot give it another: leave lora out, or give a list with "
                 "null for that agent"
             )
+        if setting is not None and setting.modules_to_save and dtypes[agent] != "float32" and trains[agent]:
+            raise ConfigError(
+                f"model_config.dtype={dtypes[agent]} with lora.modules_to_save={setting.modules_to_save}: layers that "
+                f"are trained whole have the type of the base, and {FLOAT32_REASON}. Leave modules_to_save out, or "
+                "set dtype: float32"
+            )
         adapted = setting is not None or has_adapter(entry)
         if dtypes[agent] != "float32" and trains[agent] and not adapted and isinstance(entry, str):
             raise ConfigError(

@@ -254,8 +254,7 @@ def _seat_wrapped(wish: _Wish, parts: Parts, seats: dict[int, Seat]) -> None:
     _prepare(inner_model(wrapped), wish, wish.options["gradient_checkpointing"])
     for index, network in enumerate(parts.networks):
         if isinstance(network, PeftModel) and adapters.same_base(network, wrapped):
-            name = f"agent_{wish.agent}"
-            adapters.adopt_adapter(network, wrapped, adapter, name)
+            name = adapters.adopt_adapter(network, wrapped, adapter, f"agent_{wish.agent}")
             seats[wish.agent] = Seat(index, name)
             parts.notes.append(f"agent {wish.agent}: its base equals another's, so they share one in memory.")
             return
@@ -296,8 +295,8 @@ def _add_adapter_reference(
         parts.references[wish.agent] = Seat(seat.network, None)
         return
     assert seat.adapter is not None
-    name = f"{seat.adapter}_reference"
-    adapters.copy_adapter(cast(PeftModel, parts.networks[seat.network]), seat.adapter, name)
+    network = cast(PeftModel, parts.networks[seat.network])
+    name = adapters.copy_adapter(network, seat.adapter, f"{seat.adapter}_reference")
     parts.references[wish.agent] = Seat(seat.network, name)
 
 

@@ -145,6 +145,13 @@ class Team(nn.Module):
         """The agent's model while the agent speaks: its adapter on, or all off if it has none."""
         return adapters.speaking(self.network(agent), self.seats[agent].adapter)
 
+    def rest(self) -> None:
+        """Let every network speak as the first agent on it, so that a wrapped model of a user answers as itself."""
+        for index, network in enumerate(self.networks):
+            first = next(seat for seat in self.seats if seat.network == index)
+            if isinstance(network, PeftModel) and first.adapter not in (None, network.active_adapter):
+                network.set_adapter(first.adapter)
+
     def weights(self, policy: Policy) -> dict[str, nn.Parameter]:
         """The weights that a policy trains, by their names in the team."""
         network = self.networks[policy.seat.network]

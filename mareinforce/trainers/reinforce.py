@@ -151,7 +151,10 @@ class MAGRPOTrainer:
                 log_every_n_steps=1,
                 enable_model_summary=False,
             )
-            trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint)
+            try:
+                trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint)
+            finally:
+                self.module.teardown("fit")  # which Lightning leaves out after an error
 
     def evaluate(self, num_eval_samples: int | None = None) -> dict[str, float]:
         """Play the first `num_eval_samples` rows (default: `args.eval_num_samples`) of `eval_dataset`, each once.

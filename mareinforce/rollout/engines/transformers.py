@@ -17,7 +17,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from mareinforce.agents.adapters import BASE_ROWS, Network, can_mix
+from mareinforce.agents.adapters import BASE_ROWS, Network, can_mix, mixing
 from mareinforce.agents.modes import dropout_off
 from mareinforce.agents.scoring import aligned_right
 from mareinforce.agents.team import Team
@@ -137,7 +137,9 @@ class TransformersEngine:
         names = [self.team.seats[row.agent].adapter for row in rows]
         with dropout_off(network), _neutral_generation_config(network):
             if len(set(names)) > 1:
-                sequences = cast(Any, network).generate(**inputs, adapter_names=[name or BASE_ROWS for name in names])
+                with mixing(network):
+                    adapters = [name or BASE_ROWS for name in names]
+                    sequences = cast(Any, network).generate(**inputs, adapter_names=adapters)
             else:
                 with self.team.speaking(rows[0].agent) as model:
                     sequences = cast(Any, model).generate(**inputs)
