@@ -28,7 +28,7 @@ from mareinforce.agents.loading import (
 )
 from mareinforce.agents.lora import LoRA
 from mareinforce.agents.model_config import loading_options, special_tokens
-from mareinforce.agents.modes import drops_by_itself
+from mareinforce.agents.modes import drops_by_itself, recompute_alike
 from mareinforce.agents.vocabulary import add_special_tokens, fit_embeddings
 from mareinforce.errors import AgentError
 
@@ -271,13 +271,15 @@ def _prepare(model: PreTrainedModel, wish: _Wish, checkpointing: bool) -> None:
                 f"agent {wish.agent}: {wish.source} has no gradient checkpointing; set "
                 "model_config.gradient_checkpointing: false"
             )
-        if (layer := drops_by_itself(model)) is not None:
-            raise AgentError(
-                f"agent {wish.agent}: {wish.source} applies dropout in its layer {layer} itself, so with gradient "
-                "checkpointing it could not be switched off; set its dropout to 0, or gradient_checkpointing: false"
-            )
-        cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
-        model.train(False)  # the backward pass runs layers again, and must find dropout off as the forward pass did
+        typed: Any = model
+        enable = getattr(typed, "activation_checkpointing_enable", None) or typed.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    if (layer := drops_by_itself(model)) is not None:
+        raise AgentError(
+            f"agent {wish.agent}: {wish.source} applies dropout in its layer {layer} itself, so with gradient "
+            "checkpointing it could not be switched off; set its dropout to 0, or gradient_checkpointing: false"
+        )
+    recompute_alike(model)
 
 
 def _add_adapter_reference(
