@@ -41,9 +41,10 @@ def recompute_alike(model: nn.Module) -> None:
     """
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer) and layer.gradient_checkpointing:
-            checkpoint: Any = layer._gradient_checkpointing_func
+            typed: Any = layer
+            checkpoint = typed._gradient_checkpointing_func
             if getattr(checkpoint, "func", None) is not _checkpoint_alike:
-                layer._gradient_checkpointing_func = partial(_checkpoint_alike, layer, checkpoint)
+                typed._gradient_checkpointing_func = partial(_checkpoint_alike, layer, checkpoint)
 
 
 def _checkpoint_alike(layer: nn.Module, checkpoint: Callable[..., Any], run: Callable[..., Any], *inputs: Any) -> Any:
