@@ -251,6 +251,8 @@ def _seat_wrapped(wish: _Wish, parts: Parts, seats: dict[int, Seat]) -> None:
     """A model that came with its adapter: on the network of another such model where the bases are equal."""
     wrapped = cast(PeftModel, wish.base)
     adapter = adapters.own_adapter(wrapped, wish.agent)
+    if wish.trains:
+        wrapped.set_adapter(adapter)  # peft loads adapters for inference, with weights that take no gradient
     _prepare(inner_model(wrapped), wish, wish.options["gradient_checkpointing"])
     for index, network in enumerate(parts.networks):
         if isinstance(network, PeftModel) and adapters.same_base(network, wrapped):

@@ -59,7 +59,7 @@ def fit_embeddings(
         model.resize_token_embeddings(needed, mean_resizing=False)
     except (NotImplementedError, ValueError, RuntimeError) as error:
         raise AgentError(
-            f"agent {agent}: special_tokens needs {needed} embeddings, its model has {before} and cannot be given more: "
+            f"agent {agent}: special_tokens needs {needed} embeddings, its model has {before} and takes no more: "
             f"{' '.join(str(error).split())}"
         ) from error
     with torch.no_grad():

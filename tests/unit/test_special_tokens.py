@@ -120,7 +120,7 @@ def test_roles_are_set_and_unknown_ones_are_refused(words, word_count):
 
 def test_a_model_that_cannot_be_given_rows_is_refused(words, word_count):
     model = table_model(word_count, EOS)
-    with pytest.raises(AgentError, match=f"agent 0: special_tokens needs {word_count + 2} .* cannot be given more"):
+    with pytest.raises(AgentError, match=f"agent 0: special_tokens needs {word_count + 2} .* takes no more"):
         build([model], words)
     assert len(build([table_model(word_count + 2, EOS)], words)) == 1
 
