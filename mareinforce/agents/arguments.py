@@ -213,12 +213,13 @@ def _check_distinct(entries: Sequence[Any]) -> None:
     for index, entry in enumerate(entries):
         if isinstance(entry, str):
             continue
-        if id(entry) in seen:
+        inside = id(entry.get_base_model() if hasattr(entry, "get_base_model") else entry)  # of a peft model
+        if inside in seen:
             raise AgentError(
-                f"agents {seen[id(entry)]} and {index} are the same model object, so two optimizers would step "
+                f"agents {seen[inside]} and {index} are the same model object, so two optimizers would step "
                 "the same weights: pass a copy.deepcopy of it, or a name twice (each agent then gets its own copy)"
             )
-        seen[id(entry)] = index
+        seen[inside] = index
 
 
 def _check_one_policy(entries: Sequence[Any], lora: Any) -> None:

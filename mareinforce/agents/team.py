@@ -275,8 +275,10 @@ class Team(nn.Module):
 def _check_weights(team: Team) -> None:
     owner: dict[int, int] = {}
     for policy in team.policies:
-        agent = policy.agents[0]
-        for name, weight in team.weights(policy).items():
+        agent, weights = policy.agents[0], team.weights(policy)
+        if not weights:
+            raise AgentError(f"agent {agent}: none of its weights takes a gradient; call requires_grad_() on its model")
+        for name, weight in weights.items():
             if weight.is_floating_point() and weight.dtype != torch.float32:
                 raise AgentError(
                     f"agent {agent}: its weight {name.split('.', 2)[-1]} is {weight.dtype}, but {FLOAT32_REASON}. Load "
