@@ -174,6 +174,11 @@ def _check_adapters(
     entries: Sequence[Any], settings: Sequence[LoRA | None], dtypes: Sequence[str], trains: Sequence[bool]
 ) -> None:
     for agent, (entry, setting) in enumerate(zip(entries, settings, strict=True)):
+        if hasattr(entry, "peft_config") and not hasattr(entry, "get_base_model"):
+            raise AgentError(
+                f"agent {agent}: its model has adapters in its layers but is no peft model, so it could not be saved: "
+                "give the PeftModel around it, or the folder of a saved adapter"
+            )
         if setting is not None and has_adapter(entry):
             raise ConfigError(
                 f"agent {agent} brings an adapter, so lora cannot give it another: leave lora out, or give a list with "

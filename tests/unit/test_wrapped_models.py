@@ -161,6 +161,7 @@ def test_adapters_loaded_for_inference_are_trained_if_they_are_to_learn(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time")
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute")
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_base_beside_the_model_that_wraps_it_is_refused(words, word_count, order):
     base = llama_model(word_count)
@@ -171,6 +172,12 @@ def test_a_base_beside_the_model_that_wraps_it_is_refused(words, word_count, ord
             build(agents, words)
     team = build([wrapped, apart], words, trainable=[True, False])
     assert not torch.equal(logits(team, 0), logits(team, 1))
+
+
+def test_adapters_without_a_peft_model_around_them_are_refused(words, word_count):
+    model = wrap_lora(llama_model(word_count)).get_base_model()
+    with pytest.raises(AgentError, match="agent 1: its model has adapters in its layers but is no peft model"):
+        build([llama_model(word_count), model], words)
 
 
 def test_a_model_that_takes_no_gradient_is_refused(words, word_count):
