@@ -124,7 +124,7 @@ class MultiAgentReinforce(L.LightningModule):
             formatters, num_agents, prompt_column or "prompt", config.external_prompt_passthrough, config.history
         )
         self._transition = None if external_transition is None else Transition(external_transition, num_agents)
-        self._evaluators = Evaluators(eval_logger, eval_aggregator)
+        self.evaluators = Evaluators(eval_logger, eval_aggregator)
         self._notices = RunNotices(config)
         self._validation: Evaluation | None = None
         self.team: Team | None = None
@@ -350,7 +350,7 @@ class MultiAgentReinforce(L.LightningModule):
 
     def _evaluation(self) -> Evaluation:
         episode = Episode.evaluation(self.config, self.seed)
-        return Evaluation(self._expansion(), episode, self.config.discount, self._evaluators)
+        return Evaluation(self._expansion(), episode, self.config.discount, self.evaluators)
 
     def _all_updates_made(self) -> bool:
         """Has every policy that has anything to learn from made `max_updates` updates?"""
