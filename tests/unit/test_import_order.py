@@ -17,7 +17,7 @@ LAYERS = [
     {"algorithms", "rollout.tree"},
     {"rewards", "agents", "data", "tasks"},
     {"rollout"},
-    {"optim", "metrics", "checkpoint", "csv_log", "notices", "evaluation"},
+    {"optim", "metrics", "checkpoint", "csv_log", "rollout_table", "notices", "evaluation"},
     {"learner"},
     {"module"},
     {"cli", "trainers", "parse_errors", "trainer_rules", "reporting", "run_summary", "config_links"},
