@@ -12,6 +12,7 @@ import torch
 
 from mareinforce.agents.arguments import check_agents, check_team_config
 from mareinforce.agents.identity import check_same_team, check_weights_are_there, describe
+from mareinforce.agents.rendering import renderings
 from mareinforce.agents.team import Team
 from mareinforce.agents.workers import Job, Workers
 from mareinforce.config import ALGORITHMS, MAGRPOConfig
@@ -114,15 +115,16 @@ class MultiAgentReinforce(L.LightningModule):
             "places": agent_places(config.agent_devices, num_agents, "agent_devices"),
             "reference_kl": config.references,
             "reference": config.reference,
+            "renderings": renderings(config),
             "reference_places": agent_places(config.reference_devices, num_agents, "reference_devices"),
         }
         self.workers = Workers(concurrent=config.parallel_training == "mp")
         self._reward = Reward(reward_func, num_agents, reward_processor)
         self._formatters = Formatters(
-            formatters, num_agents, prompt_column or "prompt", config.external_prompt_passthrough
+            formatters, num_agents, prompt_column or "prompt", config.external_prompt_passthrough, config.history
         )
         self._transition = None if external_transition is None else Transition(external_transition, num_agents)
-        self._evaluators = Evaluators(eval_logger, eval_aggregator)
+        self.evaluators = Evaluators(eval_logger, eval_aggregator)
         self._notices = RunNotices(config)
         self._validation: Evaluation | None = None
         self.team: Team | None = None
@@ -260,6 +262,7 @@ class MultiAgentReinforce(L.LightningModule):
                 self._formatters,
                 self._transition,
                 self.config.num_agents,
+                self.config.prompt_overflow,
             )
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -353,7 +356,7 @@ class MultiAgentReinforce(L.LightningModule):
 
     def _evaluation(self) -> Evaluation:
         episode = Episode.evaluation(self.config, self.seed)
-        return Evaluation(self._expansion(), episode, self.config.discount, self._evaluators)
+        return Evaluation(self._expansion(), episode, self.config.discount, self.evaluators)
 
     def _all_updates_made(self) -> bool:
         """Has every policy that has anything to learn from made `max_updates` updates?"""
@@ -379,5 +382,7 @@ class MultiAgentReinforce(L.LightningModule):
 
     def _write(self, metrics: dict[str, float]) -> None:
         counters = {"epoch": self._epoch, "batch": self.batches, "updates": max(self.updates)}
+        if self.config.prompt_overflow != "error":
+            counters["overlong_prompts"] = self._expansion().overlong["train"]
         for logger in self.loggers:
             logger.log_metrics({**metrics, **counters}, step=self.env_step)

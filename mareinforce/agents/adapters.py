@@ -181,7 +181,7 @@ def copy_adapter(network: PeftModel, adapter: str, wanted: str) -> str:
 
 def same_base(network: Network, other: Network) -> bool:
     """Have both the same architecture and settings and, outside of adapters, equal weights on the same device?"""
-    ours, theirs = _base_weights(network), _base_weights(other)
+    ours, theirs = base_weights(network), base_weights(other)
     return (
         type(inner_model(network)) is type(inner_model(other))
         and _base_settings(network) == _base_settings(other)
@@ -214,8 +214,8 @@ def adopt_adapter(network: PeftModel, other: PeftModel, adapter: str, wanted: st
         for kind, held in module.named_children():
             if (kind.startswith("lora_") or kind == "modules_to_save") and name in held:
                 held[name] = getattr(theirs[path], kind)[adapter]
-    ours = _base_weights(network)
-    for weight_name, weight in _base_weights(other).items():
+    ours = base_weights(network)
+    for weight_name, weight in base_weights(other).items():
         weight.data = ours[weight_name].data
     return name
 
@@ -290,7 +290,8 @@ def _refuse_tied(model: PreTrainedModel, modules_to_save: Any, agent: int) -> No
             )
 
 
-def _base_weights(network: Network) -> dict[str, nn.Parameter]:
+def base_weights(network: Network) -> dict[str, nn.Parameter]:
+    """What is no adapter's, by the names of the plain model, whichever of its layers have adapters."""
     named = inner_model(network).named_parameters()
     return {_plain(name): weight for name, weight in named if not belongs_to(name)}
 

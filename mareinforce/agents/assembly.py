@@ -28,7 +28,7 @@ from mareinforce.agents.loading import (
 )
 from mareinforce.agents.lora import LoRA
 from mareinforce.agents.model_config import loading_options, special_tokens
-from mareinforce.agents.modes import drops_by_itself
+from mareinforce.agents.modes import drops_by_itself, recompute_alike
 from mareinforce.agents.vocabulary import add_special_tokens, fit_embeddings
 from mareinforce.errors import AgentError
 
@@ -251,6 +251,8 @@ def _seat_wrapped(wish: _Wish, parts: Parts, seats: dict[int, Seat]) -> None:
     """A model that came with its adapter: on the network of another such model where the bases are equal."""
     wrapped = cast(PeftModel, wish.base)
     adapter = adapters.own_adapter(wrapped, wish.agent)
+    if wish.trains:
+        wrapped.set_adapter(adapter)  # peft loads adapters for inference, with weights that take no gradient
     _prepare(inner_model(wrapped), wish, wish.options["gradient_checkpointing"])
     for index, network in enumerate(parts.networks):
         if isinstance(network, PeftModel) and adapters.same_base(network, wrapped):
@@ -271,13 +273,15 @@ def _prepare(model: PreTrainedModel, wish: _Wish, checkpointing: bool) -> None:
                 f"agent {wish.agent}: {wish.source} has no gradient checkpointing; set "
                 "model_config.gradient_checkpointing: false"
             )
-        if (layer := drops_by_itself(model)) is not None:
-            raise AgentError(
-                f"agent {wish.agent}: {wish.source} applies dropout in its layer {layer} itself, so with gradient "
-                "checkpointing it could not be switched off; set its dropout to 0, or gradient_checkpointing: false"
-            )
-        cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
-        model.train(False)  # the backward pass runs layers again, and must find dropout off as the forward pass did
+        typed: Any = model
+        enable = getattr(typed, "activation_checkpointing_enable", None) or typed.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    if (layer := drops_by_itself(model)) is not None:
+        raise AgentError(
+            f"agent {wish.agent}: {wish.source} applies dropout in its layer {layer} itself, so with gradient "
+            "checkpointing it could not be switched off; set its dropout to 0, or gradient_checkpointing: false"
+        )
+    recompute_alike(model)
 
 
 def _add_adapter_reference(
