@@ -155,18 +155,24 @@ class MultiAgentReinforce(L.LightningModule):
 
     # the algorithm
 
-    def training_step(self, rows: Sequence[IndexedRow], batch_index: int) -> None:
-        """Roll out the rows' trees, give every agent its credit, and let each one learn from its own samples."""
+    def training_step(self, rows: Sequence[IndexedRow], batch_index: int) -> dict[str, Any]:
+        """Roll out the rows' trees, give every agent its credit, and let each one learn from its own samples.
+
+        Returns `trees` [B] and `samples`, which Lightning hands to every callback's `on_train_batch_end` as `outputs`
+        and then drops: nothing here keeps a tree.
+        """
         self._batch_index, self._epoch = batch_index, self.current_epoch
         self._evaluate_if_due(batch_index)
         trees = self.rollout(rows)
         self.measure_kl(trees)
-        self.learn(self.credit(trees))
+        samples = self.credit(trees)
+        self.learn(samples)
         self.batches += 1
         self._epoch_is_whole = bool(self.trainer.is_last_batch)
         self._log(trees)
         if self._all_updates_made():
             self.trainer.should_stop = True
+        return {"trees": trees, "samples": samples}
 
     def rollout(self, rows: Sequence[IndexedRow]) -> list[Node]:
         """Sample, score and expand: one whole tree a row."""

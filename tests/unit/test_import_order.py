@@ -17,7 +17,7 @@ LAYERS = [
     {"algorithms", "rollout.tree"},
     {"rewards", "agents", "data", "tasks"},
     {"rollout"},
-    {"optim", "metrics", "checkpoint", "csv_log", "notices", "evaluation"},
+    {"optim", "metrics", "checkpoint", "csv_log", "rollout_table", "notices", "evaluation"},
     {"eval_statistics", "eval_summary", "eval_protocol"},
     {"learner"},
     {"module"},
