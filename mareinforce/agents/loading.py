@@ -181,7 +181,7 @@ def _without_quantization(model: PreTrainedModel, dtype: torch.dtype) -> PreTrai
     fresh.generation_config = model.generation_config
     fresh.train(False)
     fresh.config.dtype = dtype
-    return fresh.to(dtype)  # type: ignore[arg-type]
+    return cast(PreTrainedModel, cast(Any, fresh).to(dtype))
 
 
 def _unreadable(name: str, agent: int, what: str, error: Exception) -> AgentError:
