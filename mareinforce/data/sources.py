@@ -20,7 +20,8 @@ class Source:
     """A data set in YAML."""
 
     path: str
-    """An embedded set (story-prompts, creative-prompts), a local .json, .jsonl, .csv or .parquet file, or a hub id."""
+    """An embedded set (story-prompts, creative-prompts, posts), a local .json, .jsonl, .csv or .parquet file, or a hub
+    id."""
     split: str | None = None
     """A split with an optional slice, such as "train[:100]"; None: train."""
     name: str | None = None
