@@ -7,7 +7,7 @@ from pathlib import Path
 ASSETS = Path(__file__).parent
 
 EMBEDDED_MODELS = ("tiny-story",)
-EMBEDDED_DATA = ("story-prompts", "creative-prompts")
+EMBEDDED_DATA = ("story-prompts", "creative-prompts", "posts")
 
 
 def embedded_model(name: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mareinforce.assets import EMBEDDED_DATA, embedded_data
+from mareinforce.data import human_eval
 from mareinforce.errors import DataError, did_you_mean
 
 READERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -20,7 +22,8 @@ class Source:
     """A data set in YAML."""
 
     path: str
-    """An embedded set (story-prompts, creative-prompts), a local .json, .jsonl, .csv or .parquet file, or a hub id."""
+    """An embedded set (story-prompts, creative-prompts, posts), human-eval (the problems of that installed package), a
+    local .json, .jsonl, .csv or .parquet file, or a hub id."""
     split: str | None = None
     """A split with an optional slice, such as "train[:100]"; None: train."""
     name: str | None = None
@@ -96,11 +99,12 @@ def _load(source: Source, key: str) -> Any:
     if source.path in EMBEDDED_DATA:
         files = {name: str(file) for name, file in embedded_data(source.path).items()}
         return _from_files("json", files, split, key, source)
+    if source.path == human_eval.NAME:
+        return _from_files("json", {_split_name(split): str(human_eval.problems_file(key))}, split, key, source)
     if path.suffix.lower() in READERS:
         if not path.is_file():
             raise DataError(f"{key}.path={source.path!r}: there is no such file ({path.resolve()}).")
-        name = split.split("[")[0].strip() or "train"
-        return _from_files(READERS[path.suffix.lower()], {name: str(path)}, split, key, source)
+        return _from_files(READERS[path.suffix.lower()], {_split_name(split): str(path)}, split, key, source)
     if path.suffix and path.is_file():
         raise DataError(f"{key}.path={source.path!r}: cannot read {path.suffix} files, only {', '.join(READERS)}.")
     try:
@@ -109,8 +113,13 @@ def _load(source: Source, key: str) -> Any:
         raise DataError(
             f"{key}.path={source.path!r}: no embedded data set of this name ({', '.join(EMBEDDED_DATA)}), no local "
             f"file, and no hub data set that can be loaded ({type(error).__name__}: {str(error).splitlines()[0]})."
-            f"{did_you_mean(source.path, EMBEDDED_DATA)}"
+            f"{did_you_mean(source.path, (*EMBEDDED_DATA, human_eval.NAME))}"
         ) from error
+
+
+def _split_name(split: str) -> str:
+    """The name that a file's one split goes by: whatever the user calls it."""
+    return split.split("[")[0].strip() or "train"
 
 
 def _json_rows(path: str) -> list[Any]:
@@ -118,7 +127,8 @@ def _json_rows(path: str) -> list[Any]:
 
     The reader of `datasets` would turn texts that look like dates into dates and fill in missing keys.
     """
-    text = Path(path).read_text(encoding="utf-8-sig")
+    content = Path(path).read_bytes()
+    text = (gzip.decompress(content) if path.endswith(".gz") else content).decode("utf-8-sig")
     try:
         whole = json.loads(text)
     except json.JSONDecodeError:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from mareinforce.errors import PromptError
+from mareinforce.tasks.row_means import row_means
 
 LOW, HIGH = 2.0, 3.0
 """The second text is to have this many times the characters of the first."""
@@ -103,7 +104,4 @@ def story_eval_logger(
 
 def story_eval_aggregator(metrics: Sequence[Mapping[str, float]], num_turns: int) -> dict[str, float]:
     """Means over the rows that have the metric."""
-    names = sorted({name for row in metrics for name in row})
-    return {
-        name: sum(row[name] for row in metrics if name in row) / sum(name in row for row in metrics) for name in names
-    }
+    return row_means(metrics)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
 import mareinforce.cli  # noqa: F401 (Lightning keeps the stderr it is imported with)
-from mareinforce import fit
+from mareinforce import evaluate, fit
+from mareinforce.assets import embedded_model
+from tests.models import TEMPLATE
+from tests.programming import problems_file
 
-RECIPES = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+CONFIGS = Path(__file__).parents[2] / "configs"
+RECIPES = sorted(CONFIGS.glob("*.yaml"))
+BASELINES = sorted((CONFIGS / "baselines").glob("*.yaml"))
 SMALL = {
     "model.agent_model": "tiny-story",
     "model.config.num_train_epochs": "1",
@@ -25,14 +32,41 @@ SMALL = {
 }
 
 
-def run(recipe: Path, folder: Path, **changes: str) -> int:
-    """Exit status of a small run of a recipe."""
-    options = {**SMALL, **changes, "trainer.default_root_dir": str(folder)}
-    agents = yaml.safe_load(recipe.read_text())["model"].get("agents")
+def chatty_tiny_story(folder: Path) -> Path:
+    """The embedded model with a chat template and room for prompts of real length."""
+    copy = folder / "chatty"
+    shutil.copytree(embedded_model("tiny-story"), copy)
+    for name, change in (
+        ("config.json", {"max_position_embeddings": 2048}),
+        ("tokenizer_config.json", {"chat_template": TEMPLATE, "model_max_length": 2048}),
+    ):
+        settings = json.loads((copy / name).read_text())
+        (copy / name).write_text(json.dumps({**settings, **change}))
+    return copy
+
+
+def small(recipe: Path, folder: Path) -> dict[str, str]:
+    """What makes a recipe small: fewer rows and tokens, and local models and rows in place of those to be fetched."""
+    content = yaml.safe_load(recipe.read_text())
+    options = {**SMALL, "trainer.default_root_dir": str(folder)}
+    agents = content["model"].get("agents")
     if agents:  # a team of several models
         del options["model.agent_model"]
         options["model.agents"] = json.dumps(["tiny-story"] * len(agents))
-    return fit.main(["--config", str(recipe), *(f"--{key}={value}" for key, value in options.items())])
+    elif "mareinforce.tasks.chat.AsMessages" in recipe.read_text():
+        options["model.agent_model"] = str(chatty_tiny_story(folder))
+    stand_ins = {"trl-lib/tldr": "posts", "human-eval": str(problems_file(folder))}
+    for key, source in content["data"].items():
+        if source["path"] in stand_ins:
+            options |= {f"data.{key}.path": stand_ins[source["path"]], f"data.{key}.split": "train[:2]"}
+    return options
+
+
+def run(recipe: Path, folder: Path, *overlays: Path, command: ModuleType = fit, **changes: str) -> int:
+    """Exit status of a small run of a recipe."""
+    options = {**small(recipe, folder), **changes}
+    files = [f"--config={file}" for file in (recipe, *overlays)]
+    return command.main([*files, *(f"--{key}={value}" for key, value in options.items())])
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -51,3 +85,27 @@ def test_a_recipe_runs(recipe, tmp_path):
 def test_a_recipe_that_asks_for_the_impossible_does_not(tmp_path, capsys):
     assert run(RECIPES[0], tmp_path, **{"model.config.num_generations": "1"}) == 1
     assert "num_generations=1" in capsys.readouterr().err
+
+
+def recipe_for(overlay: Path) -> Path:
+    """The recipe that a baseline is laid over: that of its task, or any."""
+    task = overlay.stem.split("_")[0] if "_" in overlay.stem else "writing"
+    return CONFIGS / f"{task}_qwen.yaml"
+
+
+@pytest.mark.parametrize("overlay", BASELINES, ids=lambda path: path.stem)
+def test_a_baseline_is_evaluated_over_a_recipe(overlay, tmp_path, capsys):
+    assert run(recipe_for(overlay), tmp_path, overlay, command=evaluate) == 0
+    out = capsys.readouterr().out
+    found = json.loads(out[out.index("{") :])
+    turns = 1 if overlay.stem.split("_")[-1] in ("naive", "single") else 2
+    assert [f"eval/turn_{turn}/reward_mean" in found for turn in (1, 2)] == [True, turns == 2]
+    assert any(
+        name.startswith(f"eval/turn_{turns}/") for name in found if "reward" not in name and "return" not in name
+    )
+
+
+def test_a_baseline_can_be_trained_and_its_saved_configuration_runs_again(tmp_path):
+    overlay = CONFIGS / "baselines" / "writing_pipeline.yaml"
+    assert run(recipe_for(overlay), tmp_path, overlay) == 0
+    assert fit.main(["--config", str(tmp_path / "run_0001" / "config.yaml")]) == 0

