@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from mareinforce.agents.adapters import ADAPTER_FILE, read_adapter_config
+from mareinforce.agents.adapter_making import ADAPTER_FILE, read_adapter_config
 from mareinforce.agents.arguments import EMBEDDED_MODELS, check_name
 from mareinforce.errors import AgentError, did_you_mean
 

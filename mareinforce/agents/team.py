@@ -14,7 +14,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mareinforce.agents import adapters
+from mareinforce.agents import adapter_making, adapters
 from mareinforce.agents.adapters import Network, inner_model
 from mareinforce.agents.arguments import check_agents
 from mareinforce.agents.assembly import Policy, Seat, assemble
@@ -262,9 +262,9 @@ class Team(nn.Module):
                 if not isinstance(network, PeftModel):
                     network.save_pretrained(fresh)
                 elif adapter is None:
-                    adapters.save_base(network, fresh)
+                    adapter_making.save_base(network, fresh)
                 else:
-                    adapters.save_adapter(network, adapter, fresh)
+                    adapter_making.save_adapter(network, adapter, fresh)
             tokenization.tokenizer.save_pretrained(fresh)
             if target.exists():
                 target.rename(old)
