@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
@@ -64,6 +66,11 @@ class TeamCheckpoint(Checkpoint):
         """Save what no batch's end has saved."""
         self._save(trainer, pl_module)
 
+    def save_now(self, trainer: Trainer) -> None:
+        """Save the last whole step, if it has not been saved yet."""
+        if trainer.lightning_module.batches:
+            self._save(trainer, trainer.lightning_module)
+
     def state_dict(self) -> dict[str, Any]:
         """What was saved last, and which files are this run's."""
         return {"batches": self._saved_batches, "updates": self._saved_updates, "kept": list(self._kept)}
@@ -105,3 +112,33 @@ def newest_checkpoint(parent: str | os.PathLike[str]) -> Path | None:
     """The checkpoint last written in any run folder below `parent` that is whole, or None."""
     found = sorted(Path(parent).glob(f"*/{FOLDER}/*.ckpt"), key=lambda path: (path.stat().st_mtime_ns, str(path)))
     return next((path for path in reversed(found) if zipfile.is_zipfile(path)), None)
+
+
+def folder_of_run(checkpoint: str | None) -> Path | None:
+    """The run folder that a checkpoint lies in, in which training goes on; None for one that lies elsewhere."""
+    found = Path(checkpoint or "").absolute()
+    return Path(checkpoint or "").parent.parent if checkpoint and found.parent.name == FOLDER else None
+
+
+def checkpoint_to_resume(path: str | os.PathLike[str] | None, parent: str | os.PathLike[str], key: str) -> str | None:
+    """The checkpoint file that is meant: ``path``, or for "last" the newest whole one below ``parent``.
+
+    Raises ConfigError, in the words of ``key`` and before a model loads, if it is not there, or is not one of ours.
+    """
+    if path is None:
+        return None
+    if os.fspath(path) == "last":
+        newest = newest_checkpoint(parent)
+        if newest is None:
+            raise ConfigError(f"{key}=last: there is no whole checkpoint in any run folder below {str(parent)!r}.")
+        return str(newest)
+    name = os.fspath(path)
+    if not Path(name).is_file():
+        raise ConfigError(f"{key}={name!r}: there is no such file; give a .ckpt file, or last.")
+    try:
+        content = torch.load(name, map_location="cpu", mmap=True, weights_only=True)
+    except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError) as error:
+        raise ConfigError(f"{key}={name!r}: cannot be read as a checkpoint ({type(error).__name__}).") from error
+    if not isinstance(content, dict) or "mareinforce" not in content:
+        raise ConfigError(f"{key}={name!r}: is not a checkpoint that a run of this framework wrote.")
+    return name

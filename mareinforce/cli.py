@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import pickle
 import re
+import sys
 import warnings
 from pathlib import Path
 from typing import Any, Literal
@@ -18,17 +18,18 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mareinforce.agents.lora import LoRA
-from mareinforce.checkpoint import FOLDER, TeamCheckpoint, newest_checkpoint
+from mareinforce.checkpoint import TeamCheckpoint, checkpoint_to_resume, folder_of_run
 from mareinforce.config import MAGRPOConfig
 from mareinforce.config_links import check_twins, link_arguments, team_size
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
-from mareinforce.errors import ConfigError, MareinforceError
+from mareinforce.errors import MareinforceError
 from mareinforce.eval_protocol import EvalProtocol, ProtocolEvaluation
 from mareinforce.module import MultiAgentReinforce
 from mareinforce.parse_errors import NUMBER, explained
 from mareinforce.reporting import TERMINATED
 from mareinforce.run_folder import new_run_folder
+from mareinforce.signals import StopBySignal
 from mareinforce.trainer_rules import check_trainer
 
 _DEFAULTS = {
@@ -157,15 +158,21 @@ class MareinforceCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def fit(self, model: MultiAgentReinforce, **kwargs: Any) -> None:
-        """Train. Raises KeyboardInterrupt after Ctrl-C and SystemExit(143) after SIGTERM: Lightning exits 1 and 0."""
+        """Train. Raises SystemExit with 130 after SIGINT and 143 after SIGTERM, where Lightning has 1 and 0."""
+        trainer: Any = self.trainer
+        stopped: StopBySignal = next(one for one in trainer.callbacks if isinstance(one, StopBySignal))
         try:
             self.trainer.fit(model, **kwargs)
-        except SIGTERMException:
+        except SIGTERMException:  # before training began
             raise SystemExit(TERMINATED) from None
         except SystemExit as stop:
-            if isinstance(stop.__context__, KeyboardInterrupt):
+            if stopped.received is None and isinstance(stop.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt from None
-            raise
+            if stopped.received is None:
+                raise
+        if stopped.received is not None:
+            sys.stderr.write(f"stopped by {stopped.received.name}; --ckpt_path last goes on from there\n")
+            raise SystemExit(stopped.exit_status)
 
     def validate(self, model: MultiAgentReinforce, **kwargs: Any) -> None:
         """Evaluate; the metrics are then in `metrics`."""
@@ -191,18 +198,7 @@ class MareinforceCLI(LightningCLI):
         return parser
 
     def _checkpoint(self, settings: Namespace) -> str | None:
-        path, parent = settings.ckpt_path, settings.trainer.default_root_dir
-        if path is None:
-            return None
-        if path == "last":
-            newest = newest_checkpoint(parent)
-            if newest is None:
-                raise ConfigError(f"ckpt_path=last: there is no whole checkpoint in any run folder below {parent!r}.")
-            return str(newest)
-        if not Path(path).is_file():
-            raise ConfigError(f"ckpt_path={path!r}: there is no such file; give a .ckpt file, or last.")
-        _check_ours(path)
-        return str(path)
+        return checkpoint_to_resume(settings.ckpt_path, settings.trainer.default_root_dir, "ckpt_path")
 
     def _training_arguments(self, arguments: Namespace) -> dict[str, Any]:
         settings = self.config[self.command]
@@ -212,6 +208,7 @@ class MareinforceCLI(LightningCLI):
         loggers = [MetricsCSV(folder), *(given if isinstance(given, list | tuple) else [given])]
         callbacks = arguments.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+        callbacks.append(StopBySignal())
         if (protocol := self.config_init[self.command].eval) is not None:
             callbacks.append(ProtocolEvaluation(protocol))
         if arguments.enable_checkpointing is not False and not any(isinstance(c, Checkpoint) for c in callbacks):
@@ -229,25 +226,13 @@ class MareinforceCLI(LightningCLI):
 
     @staticmethod
     def _choose_run_folder(checkpoint: str | None, parent: str) -> Path:
-        if checkpoint is not None and Path(checkpoint).parent.name == FOLDER:
-            return Path(checkpoint).parent.parent
+        if (resumed := folder_of_run(checkpoint)) is not None:
+            return resumed
         if getattr(rank_zero_only, "rank", 0) == 0:
             folder = new_run_folder(parent)
             os.environ[_RUN_FOLDER_OF_RANK_0] = str(folder)  # inherited by the processes that rank 0 starts
             return folder
         return Path(os.environ[_RUN_FOLDER_OF_RANK_0])
-
-
-def _check_ours(path: str) -> None:
-    """Refuse a file that is no checkpoint of a team, before a model loads. Raises ConfigError."""
-    import torch
-
-    try:
-        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise ConfigError(f"ckpt_path={path!r}: cannot be read as a checkpoint ({type(error).__name__}).") from error
-    if not isinstance(content, dict) or "mareinforce" not in content:
-        raise ConfigError(f"ckpt_path={path!r}: is not a checkpoint that a run of this framework wrote.")
 
 
 def _module_of(command: str) -> str:

@@ -35,6 +35,7 @@ class MetricsCSV(Logger):
         super().__init__()
         self._folder = Path(folder)
         self._columns: list[str] | None = None
+        self._count: int | None = None
 
     @property
     def path(self) -> Path:
@@ -79,7 +80,23 @@ class MetricsCSV(Logger):
         if not row.keys() <= set(self._columns):
             self._columns = ordered_columns([*self._columns, *row])
             self._rewrite()
+        count = self.rows()
         _append(self.path, [row.get(column, "") for column in self._columns])
+        self._count = count + 1
+
+    def rows(self) -> int:
+        """Rows in the file."""
+        if self._count is None:
+            self._count = len(read_metrics(self.path)) if self.path.exists() else 0
+        return self._count
+
+    @rank_zero_only
+    def keep_rows(self, count: int) -> None:
+        """Leave out what a run that was killed has logged after the checkpoint that a resumed run goes on from."""
+        if self.rows() > count:
+            self._columns = self._header_of_file()
+            self._rewrite(count)
+            self._count = count
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -94,8 +111,8 @@ class MetricsCSV(Logger):
             _replace(self.path, whole)
         return next(csv.reader(io.StringIO(whole)), [])
 
-    def _rewrite(self) -> None:
-        rows = read_metrics(self.path) if self.path.exists() else []
+    def _rewrite(self, count: int | None = None) -> None:
+        rows = read_metrics(self.path)[:count] if self.path.exists() else []
         assert self._columns is not None
         lines = [self._columns, *([row.get(column, "") for column in self._columns] for row in rows)]
         self._folder.mkdir(parents=True, exist_ok=True)

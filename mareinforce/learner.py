@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -49,6 +50,16 @@ class Learner:
         if flush:
             reports += self._update(self._buffer.flush(), optimizer, progress)
         return reports
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters and what waits in the buffer; weights and moments are kept elsewhere."""
+        counters = {"updates": self.updates, "policy_version": self.policy_version}
+        return {**counters, "buffer": self._buffer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.updates, self.policy_version = state["updates"], state["policy_version"]
+        self._buffer.load_state_dict(state["buffer"])
 
     def is_done(self) -> bool:
         """Has it made all the updates there are to make?"""

@@ -10,8 +10,8 @@ from typing import Any, Literal, cast
 import lightning as L
 import torch
 
+from mareinforce import run_state
 from mareinforce.agents.arguments import check_agents, check_team_config
-from mareinforce.agents.identity import check_same_team, check_weights_are_there, describe
 from mareinforce.agents.rendering import renderings
 from mareinforce.agents.team import Team
 from mareinforce.agents.workers import Job, Workers
@@ -23,6 +23,7 @@ from mareinforce.learner import Learner, Report
 from mareinforce.metrics import RunningMeans, completion_metrics, kl_metrics, mean
 from mareinforce.notices import RunNotices
 from mareinforce.optim import build_optimizer, keep_state_beside_weights
+from mareinforce.random_states import set_random_states
 from mareinforce.rewards.contract import Reward
 from mareinforce.rollout.credit import assign_returns, measure_reference_kl, node_samples, number_env_steps
 from mareinforce.rollout.engines.transformers import TransformersEngine
@@ -134,13 +135,19 @@ class MultiAgentReinforce(L.LightningModule):
         """Joint actions scored so far in training."""
         self.batches = 0
         """Batches trained so far."""
+        self.batches_in_epoch = 0
+        """Those of the epoch."""
         self.learners: list[Learner] = []
         """One a policy, once the agents are loaded."""
-        self._means = RunningMeans()
-        self._logged_env_step = 0
+        self.means = RunningMeans()
+        self.logged_env_step = 0
         self._batch_index = 0  # within the epoch
         self._epoch = 0  # of the batch trained last
-        self._epoch_is_whole = True  # no batch of an epoch is left to train
+        self._resumed_random_states: dict[str, Any] | None = None
+        self.boundary: dict[str, Any] = {}
+        """What the run was like after its last whole step, of what a step that is given up may have changed."""
+        self.interruptible: Callable[[Callable[[], Any]], Any] = lambda work: work()
+        """Does what a signal may end in the middle."""
         self._prompt_column = prompt_column
 
     @property
@@ -162,27 +169,33 @@ class MultiAgentReinforce(L.LightningModule):
         and then drops: nothing here keeps a tree.
         """
         self._batch_index, self._epoch = batch_index, self.current_epoch
-        self._evaluate_if_due(batch_index)
-        trees = self.rollout(rows)
-        self.measure_kl(trees)
+        trees = self.interruptible(partial(self._play, rows, batch_index))
         samples = self.credit(trees)
         self.learn(samples)
         self.batches += 1
-        self._epoch_is_whole = bool(self.trainer.is_last_batch)
+        self.batches_in_epoch = batch_index + 1
         self._log(trees)
+        self.boundary = run_state.boundary(self)
         if self._all_updates_made():
             self.trainer.should_stop = True
         return {"trees": trees, "samples": samples}
 
+    def _play(self, rows: Sequence[IndexedRow], batch_index: int) -> list[Node]:
+        """What a signal may end in the middle: nothing of it changes what has been learned."""
+        self._evaluate_if_due(batch_index)
+        trees = self.rollout(rows)
+        self.measure_kl(trees)
+        return trees
+
     def rollout(self, rows: Sequence[IndexedRow]) -> list[Node]:
         """Sample, score and expand: one whole tree a row."""
-        trees = self._expansion().grow(rows, Episode.training(self.config, self.seed, self.current_epoch))
+        trees = self.loaded_expansion().grow(rows, Episode.training(self.config, self.seed, self.current_epoch))
         self._notices.after_rollout(trees)
         return trees
 
     def measure_kl(self, trees: Sequence[Node]) -> None:
         """How far every learning agent's answers are from its frozen reference, if it has one."""
-        team, config = self._team(), self.config
+        team, config = self.loaded_team(), self.config
         jobs = [
             Job(
                 team.seats[agent].network,
@@ -208,8 +221,8 @@ class MultiAgentReinforce(L.LightningModule):
     def learn(self, samples: Sequence[NodeSample]) -> None:
         """Every policy learns from its own agents' samples; the order of what is logged is that of the policies."""
         for sample in samples:
-            self._means.add_agent(sample.agent, {**completion_metrics(sample), **kl_metrics(sample)})
-            self._means.add(kl_metrics(sample))
+            self.means.add_agent(sample.agent, {**completion_metrics(sample), **kl_metrics(sample)})
+            self.means.add(kl_metrics(sample))
         flush = self.config.rollout_buffer_size == "rollout" or bool(self.trainer.is_last_batch)
         jobs = []
         for index, learner in enumerate(self.learners):
@@ -218,7 +231,7 @@ class MultiAgentReinforce(L.LightningModule):
             jobs.append(Job(learner.policy.seat.network, learner.policy.agents, work))
         for reports in self.workers.run(jobs):
             for agent, seen in cast("list[Report]", reports):
-                self._means.add_agent(agent, seen)
+                self.means.add_agent(agent, seen)
 
     # evaluation
 
@@ -226,7 +239,7 @@ class MultiAgentReinforce(L.LightningModule):
         """Play every row once, on one path, and return the `eval/...` metrics. Changes neither weights nor counters."""
         evaluation = self._evaluation()
         evaluation.play(rows, self.config.eval_batch_size)
-        self._team().rest()
+        self.loaded_team().rest()
         return evaluation.metrics()
 
     def _evaluate_if_due(self, batch_index: int) -> None:
@@ -267,7 +280,7 @@ class MultiAgentReinforce(L.LightningModule):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """One AdamW a policy; the learning rates are set at every update."""
-        team, rates = self._team(), self.config.learning_rates
+        team, rates = self.loaded_team(), self.config.learning_rates
         return [
             build_optimizer(team.weights(policy).values(), rates[policy.agents[0]], self.config)
             for policy in team.policies
@@ -282,16 +295,17 @@ class MultiAgentReinforce(L.LightningModule):
 
     def on_fit_start(self) -> None:
         """Before any rollout: say what should be said, and try the first prompt of every row."""
-        self._notices.at_start(self._team().notes)
+        self._notices.at_start(self.loaded_team().notes)
         data = getattr(self.trainer, "datamodule", None)
         if data is not None:
             for index, row in data.train_rows():
-                self._expansion().first_prompts(index, row)
+                self.loaded_expansion().first_prompts(index, row)
 
     def on_train_start(self) -> None:
         """A resumed optimizer's moments belong beside its weights, which may be on another device than Lightning's."""
         for index in range(len(self.learners)):
             keep_state_beside_weights(self._optimizer(index))
+        self.boundary = run_state.boundary(self)
 
     def teardown(self, stage: str) -> None:
         """Leave no worker behind, and the user's models as what they were given as."""
@@ -300,41 +314,25 @@ class MultiAgentReinforce(L.LightningModule):
             self.team.rest()
 
     def on_train_end(self) -> None:
-        if self.env_step > self._logged_env_step:
-            self._write(self._means.take())
+        if self.env_step > self.logged_env_step:
+            self._write(self.means.take())
 
     def save_model(self, directory: str | os.PathLike[str]) -> None:
         """Save every agent with its tokenizer, one folder an agent (`agent_0` ...), loadable by `from_pretrained`."""
         self.configure_model()
-        self._team().save(directory)
+        self.loaded_team().save(directory)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        trained = {f"team.{name}" for name in self._team().trained_state()}
-        checkpoint["state_dict"] = {key: value for key, value in checkpoint["state_dict"].items() if key in trained}
-        checkpoint["mareinforce"] = {
-            "team": describe(self._team()),
-            "env_step": self.env_step,
-            "batches": self.batches,
-            "updates": list(self.updates),
-            "epoch_is_whole": self._epoch_is_whole,
-            "policy_versions": list(self.policy_versions),
-            "logged_env_step": self._logged_env_step,
-        }
+        run_state.save(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        state = checkpoint["mareinforce"]
-        check_same_team(state["team"], describe(self._team()))
-        check_weights_are_there(self._team(), checkpoint["state_dict"], prefix="team.")
-        if self.trainer.training and not state["epoch_is_whole"]:
-            raise ConfigError(
-                f"the checkpoint was saved in the middle of an epoch, after batch {state['batches']}; as yet training "
-                f"can only go on from the end of one. It can be evaluated, or give another."
-            )
-        self.env_step, self.batches = state["env_step"], state["batches"]
-        for learner in self.learners:
-            learner.updates = state["updates"][learner.policy.agents[0]]
-            learner.policy_version = state["policy_versions"][learner.policy.agents[0]]
-        self._logged_env_step = state["logged_env_step"]
+        self._resumed_random_states = run_state.load(self, checkpoint)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Where a resumed run takes up the random streams that users' functions draw from: as late as can be."""
+        if self._resumed_random_states is not None:
+            set_random_states(self._resumed_random_states)
+            self._resumed_random_states = None
 
     # small print
 
@@ -342,7 +340,8 @@ class MultiAgentReinforce(L.LightningModule):
         found = {agent: count for learner, count in counts.items() for agent in learner.policy.agents}
         return [found.get(agent, 0) for agent in range(self.config.num_agents)]
 
-    def _team(self) -> Team:
+    def loaded_team(self) -> Team:
+        """The agents, once they are loaded."""
         assert self.team is not None, "the agents are loaded in configure_model"
         return self.team
 
@@ -350,13 +349,14 @@ class MultiAgentReinforce(L.LightningModule):
         optimizers = self.optimizers()
         return optimizers[policy] if isinstance(optimizers, list) else optimizers  # type: ignore[return-value]
 
-    def _expansion(self) -> Expansion:
+    def loaded_expansion(self) -> Expansion:
+        """What grows rollout trees, once the agents are loaded."""
         assert self.expansion is not None, "the agents are loaded in configure_model"
         return self.expansion
 
     def _evaluation(self) -> Evaluation:
         episode = Episode.evaluation(self.config, self.seed)
-        return Evaluation(self._expansion(), episode, self.config.discount, self.evaluators)
+        return Evaluation(self.loaded_expansion(), episode, self.config.discount, self.evaluators)
 
     def _all_updates_made(self) -> bool:
         """Has every policy that has anything to learn from made `max_updates` updates?"""
@@ -373,16 +373,16 @@ class MultiAgentReinforce(L.LightningModule):
 
     def _log(self, trees: Sequence[Node]) -> None:
         """Add what the trees were worth to the means, and write a row when it is time."""
-        self._means.add_trees(trees, self.config.num_turns)
+        self.means.add_trees(trees, self.config.num_turns)
         reward = mean([mean(root.rewards) for root in trees])
         self.log("reward", reward, prog_bar=True, logger=False, batch_size=len(trees))
-        if self.env_step - self._logged_env_step >= self.config.logging_steps:
-            self._write(self._means.take())
-            self._logged_env_step = self.env_step
+        if self.env_step - self.logged_env_step >= self.config.logging_steps:
+            self._write(self.means.take())
+            self.logged_env_step = self.env_step
 
     def _write(self, metrics: dict[str, float]) -> None:
         counters = {"epoch": self._epoch, "batch": self.batches, "updates": max(self.updates)}
         if self.config.prompt_overflow != "error":
-            counters["overlong_prompts"] = self._expansion().overlong["train"]
+            counters["overlong_prompts"] = self.loaded_expansion().overlong["train"]
         for logger in self.loggers:
             logger.log_metrics({**metrics, **counters}, step=self.env_step)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning as L
 import numpy as np
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -29,10 +30,15 @@ class IndexedRows(Dataset[IndexedRow]):
 
 
 class KeyedOrder(Sampler[int]):
-    """The order of the rows in an epoch: a function of (seed, epoch) alone, so nothing of it needs saving."""
+    """The order of the rows in an epoch: a function of (seed, epoch) alone, so nothing of it needs saving.
+
+    Attributes:
+        start: rows at the beginning of the next iteration that a resumed run has trained on already.
+    """
 
     def __init__(self, size: int, seed: int, shuffle: bool) -> None:
         self._size, self._seed, self._shuffle, self._epoch = size, seed, shuffle, 0
+        self.start = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Lightning tells the epoch that begins."""
@@ -42,10 +48,32 @@ class KeyedOrder(Sampler[int]):
         return self._size
 
     def __iter__(self) -> Iterator[int]:
+        start, self.start = self.start, 0
         if not self._shuffle:
-            return iter(range(self._size))
+            return iter(range(start, self._size))
         stream = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._seed, self._epoch))))
-        return iter(stream.permutation(self._size).tolist())
+        return iter(stream.permutation(self._size).tolist()[start:])
+
+
+class TrainingLoader(DataLoader[IndexedRow]):
+    """Batches of training rows; a checkpoint keeps how many of the epoch's are done, and a resumed run goes on there.
+
+    ``batches_done``: tells how many batches of this epoch have been trained. The loader draws from no global random
+    stream, so that those of the user's functions are the same with and without a resume.
+    """
+
+    def __init__(self, rows: IndexedRows, order: KeyedOrder, batch_size: int, batches_done: Callable[[], int]) -> None:
+        super().__init__(rows, batch_size=batch_size, sampler=order, collate_fn=as_list, generator=torch.Generator())
+        self._order, self._batches_done = order, batches_done
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the epoch has come: 0 at its end."""
+        return {"batches": self._batches_done() % len(self)}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Leave out what is done, the next time that rows are asked for."""
+        assert self.batch_size is not None
+        self._order.start = state["batches"] * self.batch_size
 
 
 def as_list(batch: list[IndexedRow]) -> list[IndexedRow]:
@@ -101,12 +129,8 @@ class RowsDataModule(L.LightningDataModule):
         """Batches of `prompts_per_step` rows; the last may be smaller."""
         module = self._module()
         rows = IndexedRows(self._train_rows)
-        return DataLoader(
-            rows,
-            batch_size=module.config.prompts_per_step,
-            sampler=KeyedOrder(len(rows), module.seed, self.shuffle),
-            collate_fn=as_list,
-        )
+        order = KeyedOrder(len(rows), module.seed, self.shuffle)
+        return TrainingLoader(rows, order, module.config.prompts_per_step, lambda: int(module.batches_in_epoch))
 
     def val_dataloader(self) -> Any:
         """Batches of evaluation rows for `Trainer.validate`; while fitting, evaluation has its own schedule."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from mareinforce.types import NodeSample
+from mareinforce.types import Completion, NodeSample, ReferenceKL
 
 NodeSamples = tuple[NodeSample, ...]
 """The samples of one node by the agents of one policy: one, unless agents share their weights."""
@@ -30,6 +31,29 @@ class RolloutBuffer:
         """Return what is left and forget it."""
         nodes, self.nodes = self.nodes, []
         return nodes
+
+    def state_dict(self) -> list[list[dict[str, Any]]]:
+        """What waits in the buffer."""
+        return [[sample_state(sample) for sample in node] for node in self.nodes]
+
+    def load_state_dict(self, state: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        """Wait with what a checkpoint held."""
+        self.nodes = [tuple(sample_of_state(sample) for sample in node) for node in state]
+
+
+def sample_state(sample: NodeSample) -> dict[str, Any]:
+    """A node sample in plain values and tensors, as a checkpoint may hold them."""
+    state = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+    state["completions"] = [(one.ids, one.logprobs, one.ended, one.text) for one in sample.completions]
+    state["kl"] = None if sample.kl is None else tuple(sample.kl)
+    return state
+
+
+def sample_of_state(state: Mapping[str, Any]) -> NodeSample:
+    """The node sample again."""
+    completions = tuple(Completion(*one) for one in state["completions"])
+    kl = None if state["kl"] is None else ReferenceKL(*state["kl"])
+    return NodeSample(**{**state, "completions": completions, "kl": kl, "path": tuple(state["path"])})
 
 
 def by_node(samples: Sequence[NodeSample]) -> list[NodeSamples]:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from mareinforce.agents.arguments import check_agents
-from mareinforce.checkpoint import TeamCheckpoint
+from mareinforce.checkpoint import TeamCheckpoint, checkpoint_to_resume, folder_of_run
 from mareinforce.config import ALGORITHMS, MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
@@ -133,13 +133,14 @@ class MAGRPOTrainer:
         """Train on `train_dataset`, logging into a new numbered folder (`run_folder`).
 
         Args:
-            resume_from_checkpoint: a checkpoint file to go on from.
+            resume_from_checkpoint: a checkpoint file to go on from, in the folder of its run; or "last": the newest
+                below `default_root_dir`.
         """
         if self.data.train is None:
             raise ConfigError("train_dataset is missing: train() needs rows to train on.")
         self.data.setup("fit")  # refuse bad rows before a folder is made or a model loads
-        self.run_folder = new_run_folder(self._root)
-        checkpoint = None if resume_from_checkpoint is None else os.fspath(resume_from_checkpoint)
+        checkpoint = checkpoint_to_resume(resume_from_checkpoint, self._root, "resume_from_checkpoint")
+        self.run_folder = folder_of_run(checkpoint) or new_run_folder(self._root)
         with quiet():
             trainer = L.Trainer(
                 accelerator=self._accelerator,

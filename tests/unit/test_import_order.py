@@ -13,13 +13,24 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mareinforce"
 
 LAYERS = [
-    {"errors", "types", "calling", "config", "config_rules", "quiet", "run_folder", "assets", "devices"},
+    {
+        "errors",
+        "types",
+        "calling",
+        "config",
+        "config_rules",
+        "quiet",
+        "run_folder",
+        "assets",
+        "devices",
+        "random_states",
+    },
     {"algorithms", "rollout.tree"},
     {"rewards", "agents", "data", "tasks"},
     {"rollout"},
-    {"optim", "metrics", "checkpoint", "csv_log", "rollout_table", "notices", "evaluation"},
+    {"optim", "metrics", "checkpoint", "signals", "csv_log", "rollout_table", "notices", "evaluation"},
     {"eval_statistics", "eval_summary", "eval_protocol"},
-    {"learner"},
+    {"learner", "run_state"},
     {"module"},
     {"cli", "trainers", "parse_errors", "trainer_rules", "reporting", "run_summary", "config_links", "eval_arguments"},
     {"fit", "evaluate"},

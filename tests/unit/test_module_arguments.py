@@ -134,25 +134,3 @@ def test_age_counts_changes_of_the_weights_not_mini_batches_without_signal(tmp_p
     trainer.train()
     assert trainer.module.updates == [4, 4]
     assert trainer.module.policy_versions == [2, 2]  # two of four mini-batches had nothing to teach
-
-
-def test_training_goes_on_only_from_the_end_of_an_epoch(tmp_path):
-    def made(updates: int | None) -> MAGRPOTrainer:
-        agents, tokenizer = table_agents(["go", "a", "b"], ["a", "b"])
-        settings = {"num_turns": 1, "num_train_epochs": 2, "max_new_tokens": 1, "rollout_buffer_size": 1}
-        return MAGRPOTrainer(
-            agents=agents, tokenizer=tokenizer, reward_func=length, train_dataset=[{"prompt": "go"}] * 3,
-            default_root_dir=tmp_path, args=MAGRPOConfig(**settings, max_updates=updates, eval_interval=0),
-        )  # fmt: skip
-
-    stopped = made(2)
-    stopped.train()
-    (middle,) = (stopped.run_folder / "checkpoints").glob("*.ckpt")
-    with pytest.raises(ConfigError, match="middle of an epoch"):
-        made(None).train(resume_from_checkpoint=middle)
-    whole = made(3)
-    whole.train()
-    (end,) = (whole.run_folder / "checkpoints").glob("*.ckpt")
-    resumed = made(None)
-    resumed.train(resume_from_checkpoint=end)
-    assert resumed.module.batches == 6

@@ -1,0 +1,67 @@
+"""What the next step of a run depends on, besides Lightning's own state: kept in checkpoints as plain values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mareinforce.agents.identity import check_same_team, check_weights_are_there, describe
+from mareinforce.csv_log import MetricsCSV
+from mareinforce.random_states import random_states
+
+if TYPE_CHECKING:
+    from mareinforce.module import MultiAgentReinforce
+
+PREFIX = "team."
+"""Of the team's weights in a checkpoint."""
+
+
+def save(module: MultiAgentReinforce, checkpoint: dict[str, Any]) -> None:
+    """Add the run's own state to a checkpoint, and take everything out of it that is never trained."""
+    team = module.loaded_team()
+    trained = {f"{PREFIX}{name}" for name in team.trained_state()}
+    checkpoint["state_dict"] = {key: value for key, value in checkpoint["state_dict"].items() if key in trained}
+    checkpoint["mareinforce"] = {
+        "team": describe(team),
+        "env_step": module.env_step,
+        "batches": module.batches,
+        "batches_in_epoch": module.batches_in_epoch,
+        "learners": [learner.state_dict() for learner in module.learners],
+        "means": module.means.state_dict(),
+        "logged_env_step": module.logged_env_step,
+        **module.boundary,
+    }
+
+
+def boundary(module: MultiAgentReinforce) -> dict[str, Any]:
+    """What a step that is given up in the middle may have changed already, as it is between two steps."""
+    return {
+        "overlong": dict(module.loaded_expansion().overlong),
+        "metrics_rows": [logger.rows() for logger in _tables(module)],
+        "random": random_states(),
+    }
+
+
+def load(module: MultiAgentReinforce, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """Go on from a checkpoint. Returns the random states to take up when the first batch starts; None: not training.
+
+    Raises ConfigError if it is of another team, or not whole.
+    """
+    state = checkpoint["mareinforce"]
+    check_same_team(state["team"], describe(module.loaded_team()))
+    check_weights_are_there(module.loaded_team(), checkpoint["state_dict"], prefix=PREFIX)
+    module.env_step, module.batches = state["env_step"], state["batches"]
+    module.batches_in_epoch = state["batches_in_epoch"]
+    for learner, saved in zip(module.learners, state["learners"], strict=True):
+        learner.load_state_dict(saved)
+    module.means.load_state_dict(state["means"])
+    module.logged_env_step = state["logged_env_step"]
+    module.loaded_expansion().overlong.update(state["overlong"])
+    if not module.trainer.training:
+        return None
+    for logger, rows in zip(_tables(module), state["metrics_rows"], strict=False):
+        logger.keep_rows(rows)
+    return dict(state["random"])
+
+
+def _tables(module: MultiAgentReinforce) -> list[MetricsCSV]:
+    return [logger for logger in module.loggers if isinstance(logger, MetricsCSV)]
