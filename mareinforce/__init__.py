@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mareinforce.errors import MareinforceError, MareinforceWarning
     from mareinforce.module import MultiAgentReinforce
     from mareinforce.rewards.processors import RewardProcessors
+    from mareinforce.rollout_table import read_rollouts
     from mareinforce.trainers.reinforce import MAGRPOTrainer, MAREINFORCETrainer, MAReMaxTrainer, MARLOOTrainer
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ _HOMES = {
     "MareinforceWarning": "errors",
     "MultiAgentReinforce": "module",
     "RewardProcessors": "rewards.processors",
+    "read_rollouts": "rollout_table",
     "RowsDataModule": "data.datamodule",
     "MAGRPOTrainer": "trainers.reinforce",
     "MAREINFORCETrainer": "trainers.reinforce",
@@ -45,6 +47,7 @@ __all__ = [
     "MultiAgentReinforce",
     "RewardProcessors",
     "RowsDataModule",
+    "read_rollouts",
 ]
 
 

@@ -24,6 +24,7 @@ from mareinforce.config_links import check_twins, link_arguments, team_size
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
 from mareinforce.errors import ConfigError, MareinforceError
+from mareinforce.eval_protocol import EvalProtocol, ProtocolEvaluation
 from mareinforce.module import MultiAgentReinforce
 from mareinforce.parse_errors import NUMBER, explained
 from mareinforce.reporting import TERMINATED
@@ -103,7 +104,8 @@ class MareinforceCLI(LightningCLI):
         return {self.command: _METHOD_SKIPS[self.command]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Let keys set their twins in `model.config`."""
+        """Let keys set their twins in `model.config`, and take a protocol of evaluation."""
+        parser.add_argument("--eval", type=EvalProtocol | None, default=None)
         link_arguments(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -149,6 +151,9 @@ class MareinforceCLI(LightningCLI):
             kwargs |= self._training_arguments(arguments)
         else:
             kwargs |= {"logger": False, "enable_checkpointing": False}
+            if (protocol := self.config_init[self.command].eval) is not None:
+                self.run_folder = new_run_folder(arguments.default_root_dir, "eval")
+                kwargs["callbacks"] = [ProtocolEvaluation(protocol, self.run_folder)]
         return super().instantiate_trainer(**kwargs)
 
     def fit(self, model: MultiAgentReinforce, **kwargs: Any) -> None:
@@ -181,6 +186,7 @@ class MareinforceCLI(LightningCLI):
         parser = self.init_parser(**_PARSER, prog=f"python -m mareinforce.{_module_of(self.command)}")
         self.add_default_arguments_to_parser(parser)
         self.add_core_arguments_to_parser(parser)
+        parser.add_argument("--eval", type=EvalProtocol | None, default=None)
         parser.add_method_arguments(Trainer, self.command, skip=set(_METHOD_SKIPS[self.command]))
         return parser
 
@@ -206,6 +212,8 @@ class MareinforceCLI(LightningCLI):
         loggers = [MetricsCSV(folder), *(given if isinstance(given, list | tuple) else [given])]
         callbacks = arguments.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+        if (protocol := self.config_init[self.command].eval) is not None:
+            callbacks.append(ProtocolEvaluation(protocol))
         if arguments.enable_checkpointing is not False and not any(isinstance(c, Checkpoint) for c in callbacks):
             callbacks.append(TeamCheckpoint())
         if arguments.max_epochs is None:

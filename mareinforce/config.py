@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mareinforce import config_rules
 
@@ -73,6 +73,19 @@ class MAGRPOConfig:
     """True: the transition's prompts are used verbatim; False: they replace the row's prompt in the formatter."""
     prompt_overflow: Literal["error", "truncate_left", "stop_branch"] = "error"
     """What happens to a prompt that leaves no room for max_new_tokens in the model's context."""
+    history: Literal["none", "own", "all"] | None = None
+    """What of its branch an agent's next prompt contains; None: own where rows are messages, else none."""
+
+    chat_template: bool | Literal["auto"] = "auto"
+    """auto: conversations use the tokenizer's template, text only with a system_prompt; true: text too; false: none."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """What the chat template is given besides the messages, such as {enable_thinking: false}."""
+    system_prompt: str | list[str | None] | None = None
+    """A system message, one for all agents or one an agent, where the row has none."""
+    assistant_prefill: str | list[str | None] | None = None
+    """How answers begin, one for all or one an agent: not scored, and in front of the text that the reward sees."""
+    stop: str | list[str] | None = None
+    """Texts that end a completion; they are scored, and left out of the text that the reward sees."""
 
     advantage_mode: BaselineMode = "mean"
     """The baseline; in YAML `model.algorithm` sets it."""

@@ -56,6 +56,7 @@ RULES: dict[str, Rule] = {
     "reward_timeout": _POSITIVE,
     "reward_workers": _at_least(0),
     "seed": _at_least(0),
+    "stop": ("texts that are not empty", lambda value: bool(value) and all(value)),
 }
 
 NOT_YET: dict[str, str] = {
@@ -63,7 +64,6 @@ NOT_YET: dict[str, str] = {
     "on_reward_error": "a failing reward always stops the run as yet; leave it at stop",
     "reward_timeout": "reward calls have no time limit as yet; leave it at null",
     "reward_workers": "rewards are called one after the other as yet; leave it at 0",
-    "prompt_overflow": "an overlong prompt is always an error as yet; leave it at error",
 }
 
 
@@ -108,6 +108,13 @@ def _check_together(config: MAGRPOConfig) -> None:
             f"train_batch_size={batch}: must be at most rollout_buffer_size={buffer}; raise the buffer, or leave "
             f"train_batch_size out to use the whole buffer."
         )
+    for field in ("system_prompt", "assistant_prefill"):
+        texts = getattr(config, field)
+        if isinstance(texts, list) and len(texts) != config.num_agents:
+            raise ConfigError(
+                f"{field} lists {len(texts)} texts for num_agents={config.num_agents}: give one for all, or one an "
+                f"agent (null: none)."
+            )
     if config.turn_weighting == "tree" and batch is not None:
         raise ConfigError(
             f"train_batch_size={batch}: turn_weighting=tree makes one optimizer step of the whole buffer; leave "
@@ -162,6 +169,10 @@ def _fit(name: str, value: Any, alternative: Any) -> tuple[bool, Any]:
         return True, alternative(number)
     if get_origin(alternative) is Literal:
         return isinstance(value, str) and value in get_args(alternative), value
+    if get_origin(alternative) is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value), value
+    if alternative is Any:
+        return True, value
     if not isinstance(value, list | tuple):
         return False, None
     inner = get_args(alternative)
@@ -194,6 +205,10 @@ def _say(alternative: Any) -> str:
         return "text"
     if get_origin(alternative) is Literal:
         return " | ".join(str(word) for word in get_args(alternative))
+    if get_origin(alternative) is dict:
+        return "key: value pairs"
     if get_origin(alternative) is tuple:
         return f"{len(get_args(alternative))} numbers"
-    return f"a list ({_say(get_args(alternative)[0])} each)"
+    inner = get_args(alternative)[0]
+    each = get_args(inner) if get_origin(inner) in (typing.Union, types.UnionType) else (inner,)
+    return f"a list ({' or '.join(_say(one) for one in each)} each)"

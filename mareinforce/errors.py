@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class MareinforceError(Exception):
@@ -24,6 +28,16 @@ class AgentError(MareinforceError, ValueError):
 
 class PromptError(MareinforceError, ValueError):
     """A formatter, a transition or a prompt breaks its contract."""
+
+
+class OverlongPrompt(PromptError):
+    """A prompt that leaves no room for ``max_new_tokens`` in the model's context. ``ids`` are all of its tokens, and
+    ``limit`` is how many of them there is room for."""
+
+    def __init__(self, message: str, ids: Tensor, limit: int) -> None:
+        super().__init__(message)
+        self.ids = ids
+        self.limit = limit
 
 
 class RewardError(MareinforceError, ValueError):

@@ -84,9 +84,14 @@ class Evaluation:
                 name = f"eval/turn_{turn + 1}"
                 values[f"{name}/reward_mean"] = mean([node.rewards[0] for node in reached])
                 values[f"{name}/expected_return"] = mean([node.returns[0] for node in reached])
+        return values | self.users_metrics()
+
+    def users_metrics(self) -> dict[str, float]:
+        """What the user's own evaluators measure of the rows played."""
+        paths = [list(nodes_by_level(root)) for root in self.trees]
         completions = [
             [[node.text(agent, 0) for node in path] for path in paths] for agent in range(self.expansion.num_agents)
         ]
         rows = [root.row for root in self.trees]
         prompts = [self.expansion.formatters.row_prompt(row) for row in rows]
-        return values | self.evaluators.metrics(completions, rows, prompts, self.episode.num_turns)
+        return self.evaluators.metrics(completions, rows, prompts, self.episode.num_turns)

@@ -12,6 +12,7 @@ import torch
 
 from mareinforce.agents.arguments import check_agents, check_team_config
 from mareinforce.agents.identity import check_same_team, check_weights_are_there, describe
+from mareinforce.agents.rendering import renderings
 from mareinforce.agents.team import Team
 from mareinforce.agents.workers import Job, Workers
 from mareinforce.config import ALGORITHMS, MAGRPOConfig
@@ -114,15 +115,16 @@ class MultiAgentReinforce(L.LightningModule):
             "places": agent_places(config.agent_devices, num_agents, "agent_devices"),
             "reference_kl": config.references,
             "reference": config.reference,
+            "renderings": renderings(config),
             "reference_places": agent_places(config.reference_devices, num_agents, "reference_devices"),
         }
         self.workers = Workers(concurrent=config.parallel_training == "mp")
         self._reward = Reward(reward_func, num_agents, reward_processor)
         self._formatters = Formatters(
-            formatters, num_agents, prompt_column or "prompt", config.external_prompt_passthrough
+            formatters, num_agents, prompt_column or "prompt", config.external_prompt_passthrough, config.history
         )
         self._transition = None if external_transition is None else Transition(external_transition, num_agents)
-        self._evaluators = Evaluators(eval_logger, eval_aggregator)
+        self.evaluators = Evaluators(eval_logger, eval_aggregator)
         self._notices = RunNotices(config)
         self._validation: Evaluation | None = None
         self.team: Team | None = None
@@ -153,18 +155,24 @@ class MultiAgentReinforce(L.LightningModule):
 
     # the algorithm
 
-    def training_step(self, rows: Sequence[IndexedRow], batch_index: int) -> None:
-        """Roll out the rows' trees, give every agent its credit, and let each one learn from its own samples."""
+    def training_step(self, rows: Sequence[IndexedRow], batch_index: int) -> dict[str, Any]:
+        """Roll out the rows' trees, give every agent its credit, and let each one learn from its own samples.
+
+        Returns `trees` [B] and `samples`, which Lightning hands to every callback's `on_train_batch_end` as `outputs`
+        and then drops: nothing here keeps a tree.
+        """
         self._batch_index, self._epoch = batch_index, self.current_epoch
         self._evaluate_if_due(batch_index)
         trees = self.rollout(rows)
         self.measure_kl(trees)
-        self.learn(self.credit(trees))
+        samples = self.credit(trees)
+        self.learn(samples)
         self.batches += 1
         self._epoch_is_whole = bool(self.trainer.is_last_batch)
         self._log(trees)
         if self._all_updates_made():
             self.trainer.should_stop = True
+        return {"trees": trees, "samples": samples}
 
     def rollout(self, rows: Sequence[IndexedRow]) -> list[Node]:
         """Sample, score and expand: one whole tree a row."""
@@ -254,6 +262,7 @@ class MultiAgentReinforce(L.LightningModule):
                 self._formatters,
                 self._transition,
                 self.config.num_agents,
+                self.config.prompt_overflow,
             )
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -347,7 +356,7 @@ class MultiAgentReinforce(L.LightningModule):
 
     def _evaluation(self) -> Evaluation:
         episode = Episode.evaluation(self.config, self.seed)
-        return Evaluation(self._expansion(), episode, self.config.discount, self._evaluators)
+        return Evaluation(self._expansion(), episode, self.config.discount, self.evaluators)
 
     def _all_updates_made(self) -> bool:
         """Has every policy that has anything to learn from made `max_updates` updates?"""
@@ -373,5 +382,7 @@ class MultiAgentReinforce(L.LightningModule):
 
     def _write(self, metrics: dict[str, float]) -> None:
         counters = {"epoch": self._epoch, "batch": self.batches, "updates": max(self.updates)}
+        if self.config.prompt_overflow != "error":
+            counters["overlong_prompts"] = self._expansion().overlong["train"]
         for logger in self.loggers:
             logger.log_metrics({**metrics, **counters}, step=self.env_step)

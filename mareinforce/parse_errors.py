@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from mareinforce.agents.lora import LoRA
 from mareinforce.errors import ConfigError, MareinforceError, UserCodeError, did_you_mean
+from mareinforce.eval_protocol import EvalProtocol
 
 NUMBER = r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
 
@@ -24,7 +25,10 @@ _LINKED = (
 )
 _INNER_OPTION = re.compile(r"Option '(?P<key>[^']+)' is not accepted")
 _INNER_VALUE = re.compile(r'Parser key "(?P<key>\w+)":\s*(?P<rest>Expected an? .*?Got value: [^\n;]*)', re.DOTALL)
-_INNER_KEYS = {"model.lora": [field.name for field in dataclasses.fields(LoRA)]}
+_INNER_KEYS = {
+    "model.lora": [field.name for field in dataclasses.fields(LoRA)],
+    "eval": [field.name for field in dataclasses.fields(EvalProtocol)],
+}
 """Keys below keys that may also be something else, which the parser does not list."""
 _BAD_VALUE = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<rest>.*)', re.DOTALL)
 _GIVEN = re.compile(r"(?:Got value|Given value): (?P<value>.*)")
@@ -90,10 +94,9 @@ def _bad_value(key: str, rest: str) -> MareinforceError:
     if key in _INNER_KEYS and (found := _INNER_VALUE.search(rest)):
         return _bad_value(f"{key}.{found['key']}", found["rest"])
     if key in _INNER_KEYS and (written := _GIVEN.findall(rest)):
-        return ConfigError(
-            f"{key}={written[-1].strip()}: must be key: value pairs such as {{r: 16}}, or a list of them, one an agent "
-            f"(null: none)."
-        )
+        listed = ", or a list of them, one an agent (null: none)" if key == "model.lora" else ""
+        example = ", ".join(_INNER_KEYS[key][:3])
+        return ConfigError(f"{key}={written[-1].strip()}: must be key: value pairs ({example} ...){listed}.")
     values = _GIVEN.findall(rest)
     given = values[-1].strip() if values else None
     union = _UNION.search(rest)

@@ -1,4 +1,4 @@
-"""A new numbered folder for every run."""
+"""A new numbered folder for every run, and for every evaluation that writes files."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import os
 import re
 from pathlib import Path
 
-_NUMBERED = re.compile(r"run_(\d+)")
 
-
-def new_run_folder(parent: str | os.PathLike[str]) -> Path:
-    """Make and return the next `run_0001`, `run_0002` ... below `parent`, one above the highest number there.
+def new_run_folder(parent: str | os.PathLike[str], kind: str = "run") -> Path:
+    """Make and return the next `run_0001`, `run_0002` ... below `parent` (or of another kind), one above the highest.
 
     Making a folder is atomic: of two processes at once each gets its own.
     """
     parent = Path(parent)
     parent.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((run_number(entry) for entry in parent.iterdir()), default=0)
+    number = 1 + max((run_number(entry, kind) for entry in parent.iterdir()), default=0)
     while True:
-        folder = parent / f"run_{number:04d}"
+        folder = parent / f"{kind}_{number:04d}"
         try:
             folder.mkdir()
         except FileExistsError:
@@ -27,7 +25,7 @@ def new_run_folder(parent: str | os.PathLike[str]) -> Path:
             return folder
 
 
-def run_number(folder: Path) -> int:
+def run_number(folder: Path, kind: str = "run") -> int:
     """The number in a run folder's name, 0 for any other name."""
-    found = _NUMBERED.fullmatch(folder.name)
+    found = re.fullmatch(rf"{kind}_(\d+)", folder.name)
     return int(found[1]) if found else 0

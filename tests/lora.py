@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -20,6 +20,7 @@ from tests.models import llama_model, word_tokenizer
 
 LORA = {"r": 2, "lora_alpha": 8}
 IDS = torch.tensor([[5, 6, 7, 8]])
+PROMPT, COMPLETIONS = torch.tensor([4, 5]), [torch.tensor([6, 7, 8]), torch.tensor([9, 10])]
 
 
 def save_base(folder: Path, model: Any = None) -> str:
@@ -83,3 +84,21 @@ def logits(team: Team, agent: int, ids: Tensor = IDS) -> Tensor:
         found = model.eval()(ids).logits
         model.train(training)
     return found
+
+
+def wrap_lora(model: Any, seed: int = 0, name: str = "default", **settings: Any) -> PeftModel:
+    """LoRA on some layers, with weights of its own."""
+    torch.manual_seed(seed)
+    linear = ["c_attn", "c_proj"] if hasattr(model, "transformer") else ["q_proj", "v_proj"]
+    settings = {"r": 2, "target_modules": linear, "fan_in_fan_out": hasattr(model, "transformer"), **settings}
+    made = wrap(model, LoraConfig(task_type="CAUSAL_LM", **settings), name)
+    stir(made, seed)
+    return made
+
+
+def sgd_step(team: Team, agent: int, rate: float = 0.1) -> None:
+    """One step on everything that the agent's policy trains."""
+    (policy,) = [policy for policy in team.policies if agent in policy.agents]
+    team.zero_grad()
+    team.score(agent, PROMPT, COMPLETIONS, 1.0).logprobs.sum().backward()
+    torch.optim.SGD(team.weights(policy).values(), lr=rate).step()

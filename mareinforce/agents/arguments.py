@@ -174,6 +174,11 @@ def _check_adapters(
     entries: Sequence[Any], settings: Sequence[LoRA | None], dtypes: Sequence[str], trains: Sequence[bool]
 ) -> None:
     for agent, (entry, setting) in enumerate(zip(entries, settings, strict=True)):
+        if hasattr(entry, "peft_config") and not hasattr(entry, "get_base_model"):
+            raise AgentError(
+                f"agent {agent}: its model has adapters in its layers but is no peft model, so it could not be saved: "
+                "give the PeftModel around it, or the folder of a saved adapter"
+            )
         if setting is not None and has_adapter(entry):
             raise ConfigError(
                 f"agent {agent} brings an adapter, so lora cannot give it another: leave lora out, or give a list with "
@@ -213,12 +218,13 @@ def _check_distinct(entries: Sequence[Any]) -> None:
     for index, entry in enumerate(entries):
         if isinstance(entry, str):
             continue
-        if id(entry) in seen:
+        inside = id(entry.get_base_model() if hasattr(entry, "get_base_model") else entry)  # of a peft model
+        if inside in seen:
             raise AgentError(
-                f"agents {seen[id(entry)]} and {index} are the same model object, so two optimizers would step "
+                f"agents {seen[inside]} and {index} are the same model object, so two optimizers would step "
                 "the same weights: pass a copy.deepcopy of it, or a name twice (each agent then gets its own copy)"
             )
-        seen[id(entry)] = index
+        seen[inside] = index
 
 
 def _check_one_policy(entries: Sequence[Any], lora: Any) -> None:

@@ -15,22 +15,15 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mareinforce.agents import adapters
+from mareinforce.agents import adapter_making
 from mareinforce.agents.adapters import Network, inner_model
 from mareinforce.agents.arguments import agent_adapters, check_agents, tokenizer_entries, trained_agents
+from mareinforce.agents.bases import Wish, frozen_copy, load_base, load_tokenizers, make_wish, prepare
 from mareinforce.agents.loading import (
-    adapter_folder,
-    base_of_adapter,
-    has_tokenizer,
-    load_model,
-    load_tokenizer,
     portable_name,
 )
-from mareinforce.agents.lora import LoRA
 from mareinforce.agents.model_config import loading_options, special_tokens
-from mareinforce.agents.modes import drops_by_itself
-from mareinforce.agents.vocabulary import add_special_tokens, fit_embeddings
-from mareinforce.errors import AgentError
+from mareinforce.agents.vocabulary import fit_embeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +58,6 @@ class Parts:
     notes: list[str] = field(default_factory=list)  # what its user should know
 
 
-@dataclass(slots=True)
-class _Wish:
-    """What one agent is to be."""
-
-    agent: int
-    entry: Any
-    source: str  # how messages call it
-    base: Any  # a name, or a loaded model
-    folder: str | None  # of a saved adapter
-    setting: LoRA | None
-    options: dict[str, Any]
-    trains: bool
-    place: torch.device | None
-
-    @property
-    def shares(self) -> bool:
-        return self.folder is not None or self.setting is not None or not self.trains
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for agents whose base is the same."""
-        base = self.base if isinstance(self.base, str) else id(self.base)
-        return (base, str(self.place), *sorted((key, str(value)) for key, value in self.options.items()))
-
-
 def assemble(
     agent_model: str | None = None,
     agents: Sequence[Any] | None = None,
@@ -120,13 +88,17 @@ def assemble(
     options = loading_options(model_config, count)
     trains = trained_agents(trainable, count, share_policy)
     wishes = [
-        _wish(agent, entries[agent], settings[agent], options[agent], trains[agent], places[agent] if places else None)
+        make_wish(
+            agent, entries[agent], settings[agent], options[agent], trains[agent], places[agent] if places else None
+        )
         for agent in range(1 if share_policy else count)
     ]
     parts = Parts()
-    parts.tokenizers = _tokenizers(entries, tokenizer_entries(tokenizer, count), options, wishes, model_config, parts)
+    parts.tokenizers = load_tokenizers(
+        entries, tokenizer_entries(tokenizer, count), options, wishes, model_config, parts.notes
+    )
     seats: dict[int, Seat] = {}
-    groups: dict[Hashable, list[_Wish]] = {}
+    groups: dict[Hashable, list[Wish]] = {}
     for wish in wishes:
         groups.setdefault(wish.key, []).append(wish)
     for group in groups.values():
@@ -140,47 +112,8 @@ def assemble(
     return parts
 
 
-def _wish(
-    agent: int, entry: Any, setting: LoRA | None, options: dict[str, Any], trains: bool, place: torch.device | None
-) -> _Wish:
-    folder = adapter_folder(entry) if isinstance(entry, str) else None
-    base = base_of_adapter(folder, agent) if folder is not None else entry
-    source = entry if isinstance(entry, str) else f"a loaded {type(inner_model(entry)).__name__}"
-    return _Wish(agent, entry, source, base, folder, setting, options, trains, place)
-
-
-def _tokenizers(
-    entries: Sequence[Any],
-    given: Sequence[Any],
-    options: Sequence[dict[str, Any]],
-    wishes: Sequence[_Wish],
-    model_config: Mapping[str, Any] | None,
-    parts: Parts,
-) -> list[PreTrainedTokenizerBase]:
-    """One an agent: the given one, or that of its model; with the special tokens added to a copy."""
-    read: dict[Any, PreTrainedTokenizerBase] = {}
-    found = []
-    for agent, wanted in enumerate(given):
-        wish = wishes[min(agent, len(wishes) - 1)]
-        source = wanted
-        if source is None:
-            source = wish.folder if wish.folder is not None and has_tokenizer(wish.folder) else wish.base
-        if isinstance(source, str):
-            picked = {key: options[agent][key] for key in ("revision", "trust_remote_code", "gguf_file")}
-            if source != wish.base:
-                picked |= {"revision": None, "gguf_file": None}  # those of the model, not of another's tokenizer
-            key = (source, *picked.values())
-            if key not in read:
-                read[key] = load_tokenizer(source, agent=agent, **picked)
-            tokenizer = read[key]
-        else:
-            tokenizer = cast(PreTrainedTokenizerBase, source)
-        found.append(add_special_tokens(tokenizer, special_tokens(model_config), agent, parts.notes))
-    return found
-
-
 def _place_group(
-    group: Sequence[_Wish],
+    group: Sequence[Wish],
     parts: Parts,
     seats: dict[int, Seat],
     reference_kl: bool,
@@ -195,7 +128,7 @@ def _place_group(
         _seat_wrapped(first, parts, seats)
         _add_adapter_reference(first, parts, seats[first.agent], reference_kl, reference, fresh=False)
         return
-    model = _loaded(first, parts)
+    model = load_base(first, parts.notes)
     if added_tokens:
         shared = any(wish.shares for wish in group)
         tokenizers = [parts.tokenizers[wish.agent] for wish in group]
@@ -207,7 +140,7 @@ def _place_group(
             place = reference_places[wish.agent] if reference_places else wish.place
             if place not in frozen:
                 frozen[place] = len(parts.frozen)
-                parts.frozen.append(_frozen_copy(model, place))
+                parts.frozen.append(frozen_copy(model, place))
             parts.references[wish.agent] = Seat(frozen[place])
         own = model if wish is owners[-1] and not sharers else copy.deepcopy(model)
         seats[wish.agent] = Seat(len(parts.networks))
@@ -223,10 +156,10 @@ def _place_group(
             continue
         network = parts.networks[index]
         if wish.folder is not None:
-            adapted = adapters.add_saved_adapter(network, name, wish.folder, wish.agent)
+            adapted = adapter_making.add_saved_adapter(network, name, wish.folder, wish.agent)
         else:
             assert wish.setting is not None
-            adapted = adapters.add_fresh_adapter(network, name, wish.setting, wish.agent, seed + wish.agent)
+            adapted = adapter_making.add_fresh_adapter(network, name, wish.setting, wish.agent, seed + wish.agent)
         config = adapted.peft_config[name]
         if isinstance(wish.base, str):
             config.base_model_name_or_path = portable_name(wish.base)
@@ -235,26 +168,16 @@ def _place_group(
         _add_adapter_reference(wish, parts, seats[wish.agent], reference_kl, reference, fresh=wish.folder is None)
 
 
-def _loaded(wish: _Wish, parts: Parts) -> PreTrainedModel:
-    options = dict(wish.options)
-    checkpointing = options.pop("gradient_checkpointing")
-    if isinstance(wish.base, str):
-        model = load_model(wish.base, agent=wish.agent, **options)
-        _note_generation_config(model, wish, parts)
-    else:
-        model = cast(PreTrainedModel, wish.base)
-    _prepare(model, wish, checkpointing)
-    return model
-
-
-def _seat_wrapped(wish: _Wish, parts: Parts, seats: dict[int, Seat]) -> None:
+def _seat_wrapped(wish: Wish, parts: Parts, seats: dict[int, Seat]) -> None:
     """A model that came with its adapter: on the network of another such model where the bases are equal."""
     wrapped = cast(PeftModel, wish.base)
-    adapter = adapters.own_adapter(wrapped, wish.agent)
-    _prepare(inner_model(wrapped), wish, wish.options["gradient_checkpointing"])
+    adapter = adapter_making.own_adapter(wrapped, wish.agent)
+    if wish.trains:
+        wrapped.set_adapter(adapter)  # peft loads adapters for inference, with weights that take no gradient
+    prepare(inner_model(wrapped), wish, wish.options["gradient_checkpointing"])
     for index, network in enumerate(parts.networks):
-        if isinstance(network, PeftModel) and adapters.same_base(network, wrapped):
-            name = adapters.adopt_adapter(network, wrapped, adapter, f"agent_{wish.agent}")
+        if isinstance(network, PeftModel) and adapter_making.same_base(network, wrapped):
+            name = adapter_making.adopt_adapter(network, wrapped, adapter, f"agent_{wish.agent}")
             seats[wish.agent] = Seat(index, name)
             parts.notes.append(f"agent {wish.agent}: its base equals another's, so they share one in memory.")
             return
@@ -262,26 +185,8 @@ def _seat_wrapped(wish: _Wish, parts: Parts, seats: dict[int, Seat]) -> None:
     parts.networks.append(wrapped)
 
 
-def _prepare(model: PreTrainedModel, wish: _Wish, checkpointing: bool) -> None:
-    if wish.place is not None:
-        model.to(wish.place)  # type: ignore[arg-type]
-    if checkpointing:
-        if not model.supports_gradient_checkpointing:
-            raise AgentError(
-                f"agent {wish.agent}: {wish.source} has no gradient checkpointing; set "
-                "model_config.gradient_checkpointing: false"
-            )
-        if (layer := drops_by_itself(model)) is not None:
-            raise AgentError(
-                f"agent {wish.agent}: {wish.source} applies dropout in its layer {layer} itself, so with gradient "
-                "checkpointing it could not be switched off; set its dropout to 0, or gradient_checkpointing: false"
-            )
-        cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
-        model.train(False)  # the backward pass runs layers again, and must find dropout off as the forward pass did
-
-
 def _add_adapter_reference(
-    wish: _Wish,
+    wish: Wish,
     parts: Parts,
     seat: Seat,
     reference_kl: bool,
@@ -296,27 +201,5 @@ def _add_adapter_reference(
         return
     assert seat.adapter is not None
     network = cast(PeftModel, parts.networks[seat.network])
-    name = adapters.copy_adapter(network, seat.adapter, f"{seat.adapter}_reference")
+    name = adapter_making.copy_adapter(network, seat.adapter, f"{seat.adapter}_reference")
     parts.references[wish.agent] = Seat(seat.network, name)
-
-
-def _frozen_copy(model: PreTrainedModel, place: torch.device | None) -> PreTrainedModel:
-    frozen = copy.deepcopy(model).requires_grad_(False)
-    frozen.train(False)
-    return frozen if place is None else frozen.to(place)  # type: ignore[arg-type]
-
-
-def _note_generation_config(model: PreTrainedModel, wish: _Wish, parts: Parts) -> None:
-    """Say which settings that came with a model do not change how it is sampled."""
-    shipped = model.generation_config.to_diff_dict() if model.generation_config is not None else {}
-    ignored = {
-        key: value
-        for key, value in shipped.items()
-        if not key.endswith("_token_id") and not key.startswith(("_", "output_", "use_cache", "transformers_version"))
-    }
-    if ignored:
-        listed = ", ".join(f"{key}={value}" for key, value in sorted(ignored.items()))
-        parts.notes.append(
-            f"agent {wish.agent}: the generation config of {wish.source} ({listed}) is ignored: sampling follows "
-            "model.config. Its end tokens count."
-        )

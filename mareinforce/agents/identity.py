@@ -66,8 +66,7 @@ def _describe_agent(team: Team, agent: int, learns: bool) -> dict[str, str]:
     model: Any = inner_model(network)
     record = {"architecture": type(model).__name__, "training": "none" if not learns else "whole"}
     if isinstance(network, PeftModel):
-        base = [(name, weight) for name, weight in model.named_parameters() if not adapters.belongs_to(name)]
-        record["base"] = digest(base)
+        record["base"] = digest(adapters.base_weights(network).items())
         if adapter is not None:
             config: Any = network.peft_config[adapter]
             record["adapter"] = f"r={config.r} lora_alpha={config.lora_alpha}"

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from mareinforce.agents.adapters import ADAPTER_FILE, read_adapter_config
+from mareinforce.agents.adapter_making import ADAPTER_FILE, read_adapter_config
 from mareinforce.agents.arguments import EMBEDDED_MODELS, check_name
 from mareinforce.errors import AgentError, did_you_mean
 
@@ -57,7 +57,10 @@ def load_model(
             model, report = cast(
                 tuple[PreTrainedModel, dict[str, Any]],
                 AutoModelForCausalLM.from_pretrained(
-                    source, dtype=getattr(torch, dtype), output_loading_info=True, **options
+                    source,
+                    dtype=torch.float32 if "gguf_file" in options else getattr(torch, dtype),
+                    output_loading_info=True,
+                    **options,
                 ),
             )
     except UNREADABLE as error:
@@ -73,7 +76,7 @@ def load_model(
             f"agent {agent}: {name!r} is an adapter on the hub; download it (`hf download {name} --local-dir FOLDER`) "
             "and give the folder"
         )
-    return _without_quantization(model) if "gguf_file" in options else model
+    return _without_quantization(model, getattr(torch, dtype)) if "gguf_file" in options else model
 
 
 @contextmanager
@@ -168,8 +171,8 @@ def _smollm2_file(agent: int) -> tuple[str, str]:
     return str(files[0].parent), files[0].name
 
 
-def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
-    """The same float32 weights in a fresh model that does not remember its quantized file, so that it can be saved."""
+def _without_quantization(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The same weights in a fresh model that does not remember its quantized file, so that it can be saved."""
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -177,7 +180,8 @@ def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
     fresh.load_state_dict(model.state_dict())
     fresh.generation_config = model.generation_config
     fresh.train(False)
-    return fresh
+    fresh.config.dtype = dtype
+    return cast(PreTrainedModel, cast(Any, fresh).to(dtype))
 
 
 def _unreadable(name: str, agent: int, what: str, error: Exception) -> AgentError:

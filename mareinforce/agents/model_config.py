@@ -54,7 +54,7 @@ def special_tokens(model_config: Mapping[str, Any] | None) -> dict[str, Any]:
     if given is None:
         return {}
     if isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, str) for one in given):
-        return {"additional_special_tokens": list(given)}
+        return {"additional_special_tokens": list(given)} if given else {}
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
         return dict(given)
     raise ConfigError(

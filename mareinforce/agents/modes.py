@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,7 +18,8 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
     Sampling and scoring both run like this: with dropout on, the log-probs that are learned from would be those of
     another policy than the one that sampled. Layers that recompute their activations in the backward pass do so in
-    training mode only, so these layers, and nothing inside of them, stay in it while gradients are recorded.
+    training mode only, so these layers, and nothing inside of them, stay in it while gradients are recorded (see
+    `recompute_alike`).
     """
     flags = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -32,10 +34,31 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def recompute_alike(model: nn.Module) -> None:
+    """Let the backward pass run layers again as the forward pass did, dropout off, whatever mode they are in by then.
+
+    Only for layers that recompute; doing it again changes nothing.
+    """
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer) and layer.gradient_checkpointing:
+            typed: Any = layer
+            checkpoint = typed._gradient_checkpointing_func
+            if getattr(checkpoint, "func", None) is not _checkpoint_alike:
+                typed._gradient_checkpointing_func = partial(_checkpoint_alike, layer, checkpoint)
+
+
+def _checkpoint_alike(layer: nn.Module, checkpoint: Callable[..., Any], run: Callable[..., Any], *inputs: Any) -> Any:
+    def alike(*inputs: Any) -> Any:
+        with dropout_off(layer):
+            return run(*inputs)
+
+    return checkpoint(alike, *inputs)
+
+
 def drops_by_itself(model: nn.Module) -> str | None:
     """The name of a recomputing layer that applies dropout itself rather than in a module inside of it, if any."""
     for name, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
-        if isinstance(module, GradientCheckpointingLayer):
+        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
             for field, value in vars(module).items():
                 if "dropout" in field and isinstance(value, float) and value > 0:
                     return name

@@ -14,12 +14,13 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mareinforce.agents import adapters
+from mareinforce.agents import adapter_making, adapters
 from mareinforce.agents.adapters import Network, inner_model
 from mareinforce.agents.arguments import check_agents
 from mareinforce.agents.assembly import Policy, Seat, assemble
 from mareinforce.agents.loading import no_progress_bars
 from mareinforce.agents.model_config import FLOAT32_REASON
+from mareinforce.agents.rendering import Rendering
 from mareinforce.agents.scoring import Scored, score_rows
 from mareinforce.agents.tokenization import Tokenization
 from mareinforce.algorithms.kl import Estimator, sequence_kl
@@ -61,6 +62,7 @@ class Team(nn.Module):
         notes: Sequence[str] = (),
         placed: bool = False,
         reference_placed: bool = False,
+        renderings: Sequence[Rendering] | None = None,
     ) -> None:
         """Without ``seats`` every network is one agent, and learns.
 
@@ -80,7 +82,13 @@ class Team(nn.Module):
         self.notes = list(notes)
         _check_weights(self)
         self.tokenizations = [
-            Tokenization(tokenizer, inner_model(self.network(agent)), agent, max_new_tokens)
+            Tokenization(
+                tokenizer,
+                inner_model(self.network(agent)),
+                agent,
+                max_new_tokens,
+                renderings[agent] if renderings is not None else None,
+            )
             for agent, tokenizer in enumerate(tokenizers)
         ]
 
@@ -102,6 +110,7 @@ class Team(nn.Module):
         reference: Literal["start", "base"] | None = None,
         reference_places: Sequence[torch.device] | None = None,
         seed: int = 0,
+        renderings: Sequence[Rendering] | None = None,
     ) -> Team:
         """A team of one base (``agent_model``, by name) or of a list of names and loaded models (``agents``).
 
@@ -117,6 +126,7 @@ class Team(nn.Module):
             reference: the base, or a copy of each agent as it starts; default: start for saved adapters, else base.
             reference_places: the devices of the references of agents that are trained whole.
             seed: decides how fresh adapters begin.
+            renderings: how each agent's prompts become what its model reads.
         """
         parts = assemble(
             agent_model, agents, num_agents, tokenizer, model_config, lora=lora, share_policy=share_policy,
@@ -126,7 +136,7 @@ class Team(nn.Module):
         return cls(
             parts.networks, parts.tokenizers, max_new_tokens, seats=parts.seats, policies=parts.policies,
             frozen=parts.frozen, references=parts.references, notes=parts.notes, placed=places is not None,
-            reference_placed=reference_places is not None,
+            reference_placed=reference_places is not None, renderings=renderings,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -176,6 +186,10 @@ class Team(nn.Module):
     def decode(self, agent: int, ids: Tensor) -> str:
         """The text of the agent's ids, special tokens left out."""
         return self.tokenizations[agent].decode(ids)
+
+    def answer(self, agent: int, ids: Tensor) -> str:
+        """What people and rewards read of what the agent sampled: see `Tokenization.answer`."""
+        return self.tokenizations[agent].answer(ids)
 
     def end_ids(self, agent: int) -> tuple[int, ...]:
         """Every id that ends a completion of the agent."""
@@ -248,9 +262,9 @@ class Team(nn.Module):
                 if not isinstance(network, PeftModel):
                     network.save_pretrained(fresh)
                 elif adapter is None:
-                    adapters.save_base(network, fresh)
+                    adapter_making.save_base(network, fresh)
                 else:
-                    adapters.save_adapter(network, adapter, fresh)
+                    adapter_making.save_adapter(network, adapter, fresh)
             tokenization.tokenizer.save_pretrained(fresh)
             if target.exists():
                 target.rename(old)
@@ -261,8 +275,10 @@ class Team(nn.Module):
 def _check_weights(team: Team) -> None:
     owner: dict[int, int] = {}
     for policy in team.policies:
-        agent = policy.agents[0]
-        for name, weight in team.weights(policy).items():
+        agent, weights = policy.agents[0], team.weights(policy)
+        if not weights:
+            raise AgentError(f"agent {agent}: none of its weights takes a gradient; call requires_grad_() on its model")
+        for name, weight in weights.items():
             if weight.is_floating_point() and weight.dtype != torch.float32:
                 raise AgentError(
                     f"agent {agent}: its weight {name.split('.', 2)[-1]} is {weight.dtype}, but {FLOAT32_REASON}. Load "

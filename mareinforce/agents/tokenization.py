@@ -10,7 +10,8 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from mareinforce.errors import AgentError, PromptError
+from mareinforce.agents.rendering import Rendering
+from mareinforce.errors import AgentError, OverlongPrompt, PromptError
 from mareinforce.types import Prompt
 
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions")
@@ -26,9 +27,17 @@ class Tokenization:
         context: the most tokens the model takes, prompt and completion together; None if it states no limit.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, model: Any, agent: int, max_new_tokens: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        model: Any,
+        agent: int,
+        max_new_tokens: int,
+        rendering: Rendering | None = None,
+    ) -> None:
         """Raises AgentError if the agent has no end token."""
         self.tokenizer = tokenizer
+        self.rendering = rendering or Rendering()
         self.agent = agent
         self.max_new_tokens = max_new_tokens
         config = model.config.get_text_config()
@@ -49,24 +58,28 @@ class Tokenization:
     def encode(self, prompt: Prompt) -> Tensor:
         """The ids the agent is given for a prompt, int64 [L], L >= 1.
 
-        Text gets the special tokens that the tokenizer adds. A list of messages goes through the tokenizer's chat
-        template, with the generation prompt; keys whose value is None (data sets fill them in) are left out. A
-        beginning-of-sequence token stands there once, even where template, text and tokenizer would each write one.
+        Text gets the special tokens that the tokenizer adds. A conversation (see `Rendering`) goes through the
+        tokenizer's chat template, with the generation prompt; keys whose value is None (data sets fill them in) are
+        left out. The beginning of the answer that the rendering sets stands at the end. A beginning-of-sequence token
+        stands there once, even where template, text and tokenizer would each write one.
 
         Raises:
-            PromptError: for another type, a list without a template, nothing to encode, ids outside of the model's
-                vocabulary, or a prompt that leaves no room for ``max_new_tokens`` in the model's context.
+            OverlongPrompt: it leaves no room for ``max_new_tokens`` in the model's context.
+            PromptError: for another type, a list without a template, nothing to encode, or ids outside of the model's
+                vocabulary.
         """
-        if isinstance(prompt, str):
-            ids = self._ids(prompt, special=True)
+        is_list = isinstance(prompt, list) and prompt and all(isinstance(message, Mapping) for message in prompt)
+        if not isinstance(prompt, str) and not is_list:
+            raise PromptError(f"agent {self.agent}: a prompt must be text or a list of messages, not {prompt!r}")
+        shown = self.rendering.shown(prompt)
+        if isinstance(shown, str):
+            ids = self._ids(shown + self.rendering.prefill, special=True)
             written_by_us = self._adds_bos
-        elif isinstance(prompt, list) and prompt and all(isinstance(message, Mapping) for message in prompt):
-            ids = self._ids(self._render(prompt), special=False)
+        else:
+            ids = self._ids(self._render(shown) + self.rendering.prefill, special=False)
             if self._adds_bos and self._bos is not None and ids[:1] != [self._bos]:
                 ids = [self._bos, *ids]
             written_by_us = True
-        else:
-            raise PromptError(f"agent {self.agent}: a prompt must be text or a list of messages, not {prompt!r}")
         while written_by_us and self._bos is not None and ids[:2] == [self._bos, self._bos]:
             ids = ids[1:]
         if not ids:
@@ -85,6 +98,17 @@ class Tokenization:
         assert isinstance(text, str)  # a list of ids is one text
         return text
 
+    def answer(self, ids: Tensor) -> str:
+        """What people and rewards read of sampled ids [L]: with the beginning that was set, without a stop string."""
+        return self.rendering.prefill + self.rendering.before_stop(self.decode(ids))
+
+    def stops(self, ids: list[int]) -> bool:
+        """Has the text of sampled ids come to a stop string?"""
+        if not self.rendering.stop:
+            return False
+        tail = ids[-self.rendering.longest_stop() :]  # a token is at least one character, but for bytes of one
+        return any(stop in self.tokenizer.decode(tail) for stop in self.rendering.stop)
+
     def _ids(self, text: str, *, special: bool) -> list[int]:
         # verbose=False: the length is checked here, in words, against the model's context.
         return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
@@ -92,12 +116,16 @@ class Tokenization:
     def _render(self, messages: list[dict[str, Any]]) -> str:
         if not self.tokenizer.chat_template:
             raise PromptError(
-                f"agent {self.agent}: its prompt is a list of messages, but its tokenizer has no chat template. Use "
-                "text prompts, an instruction-tuned model, or set tokenizer.chat_template"
+                f"agent {self.agent}: its prompt is a conversation, but its tokenizer has no chat template. Use text "
+                "prompts (and no system_prompt or history), an instruction-tuned model, chat_template: false, or set "
+                "tokenizer.chat_template"
             )
         try:
             rendered = self.tokenizer.apply_chat_template(
-                [_without_none(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [_without_none(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+                **self.rendering.template_kwargs,
             )
         except TemplateError as error:
             raise PromptError(
@@ -112,10 +140,13 @@ class Tokenization:
                 "tokens: the tokenizer is not this model's"
             )
         if self.context is not None and len(ids) + self.max_new_tokens > self.context:
-            raise PromptError(
+            limit = max(self.context - self.max_new_tokens, 0)
+            raise OverlongPrompt(
                 f"agent {self.agent}: the prompt has {len(ids)} tokens, which with "
                 f"max_new_tokens={self.max_new_tokens} is more than the model's context of {self.context}. "
-                f"Shorten the prompt to {max(self.context - self.max_new_tokens, 0)} tokens, or lower max_new_tokens"
+                f"Shorten the prompt to {limit} tokens, lower max_new_tokens, or set prompt_overflow",
+                torch.tensor(ids, dtype=torch.int64),
+                limit,
             )
 
 

@@ -43,7 +43,8 @@ def fit_embeddings(
     New rows begin as the mean of the old ones. Adds a line to ``notes``.
 
     Raises:
-        AgentError: if rows are needed but nothing would train them, because the base is shared.
+        AgentError: if rows are needed but nothing would train them, because the base is shared, or if the model
+            cannot be given any.
     """
     typed: Any = model
     before, needed = typed.get_input_embeddings().weight.shape[0], max(len(tokenizer) for tokenizer in tokenizers)
@@ -54,7 +55,13 @@ def fit_embeddings(
             f"agent {agent}: special_tokens needs {needed} embeddings, its base has {before}, and the new rows would "
             "never be trained, as nothing but adapters is: leave special_tokens out, or train the whole model"
         )
-    model.resize_token_embeddings(needed, mean_resizing=False)
+    try:
+        model.resize_token_embeddings(needed, mean_resizing=False)
+    except (NotImplementedError, ValueError, RuntimeError) as error:
+        raise AgentError(
+            f"agent {agent}: special_tokens needs {needed} embeddings, its model has {before} and takes no more: "
+            f"{' '.join(str(error).split())}"
+        ) from error
     with torch.no_grad():
         for layer in (typed.get_input_embeddings(), typed.get_output_embeddings()):
             if layer is not None and layer.weight.shape[0] == needed:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mareinforce.config import MAGRPOConfig
-from mareinforce.errors import PromptError
+from mareinforce.errors import MareinforceWarning, OverlongPrompt, PromptError
 from mareinforce.rewards.contract import Reward
 from mareinforce.rollout.joint import joint_actions
-from mareinforce.rollout.prompts import Formatters, Transition
+from mareinforce.rollout.prompts import Formatters, Transition, with_others_words
 from mareinforce.rollout.tree import Node
 from mareinforce.types import Answers, Encoder, Engine, IndexedRow, Prompt, Purpose, Request, Row, Sampling, StreamKey
 
@@ -64,10 +66,12 @@ class Expansion:
     formatters: Formatters
     transition: Transition | None
     num_agents: int
+    overflow: Literal["error", "truncate_left", "stop_branch"] = "error"
+    overlong: Counter[str] = field(default_factory=Counter)  # prompts too long for their model, by purpose
 
     def grow(self, rows: Sequence[IndexedRow], episode: Episode) -> list[Node]:
         """Roll out every row. Returns one tree a row, in order, with rewards and without returns."""
-        roots = [self._root(index, row) for index, row in rows]
+        roots = [self._root(index, row, episode.purpose) for index, row in rows]
         level = roots
         for turn in range(episode.num_turns):
             self._sample(level, episode)
@@ -77,9 +81,11 @@ class Expansion:
                 level = [child for node in level for child in self._expand(node, episode) if child is not None]
         return roots
 
-    def first_prompts(self, index: int, row: Row) -> list[Answers | None]:
+    def first_prompts(self, index: int, row: Row, purpose: str = "check") -> list[Answers | None]:
         """What each agent is shown at turn 1 of a row, [N]. Raises PromptError, naming the row, if it cannot be."""
-        answers = self._shown(index, row, [self.formatters.format(agent, row) for agent in range(self.num_agents)], 0)
+        prompts = [self.formatters.format(agent, row) for agent in range(self.num_agents)]
+        answers = self._shown(index, row, prompts, 0, purpose)
+        assert answers is not None  # at turn 1 there is no branch to stop
         for answer in answers:
             if answer is not None:
                 answer.conversation = self.formatters.conversation(row, answer.prompt)
@@ -90,10 +96,13 @@ class Expansion:
             )
         return answers
 
-    def _root(self, index: int, row: Row) -> Node:
-        return Node(row_index=index, row=row, answers=self.first_prompts(index, row))
+    def _root(self, index: int, row: Row, purpose: str) -> Node:
+        return Node(row_index=index, row=row, answers=self.first_prompts(index, row, purpose))
 
-    def _shown(self, index: int, row: Row, prompts: Sequence[Prompt | None], turn: int) -> list[Answers | None]:
+    def _shown(
+        self, index: int, row: Row, prompts: Sequence[Prompt | None], turn: int, purpose: str
+    ) -> list[Answers | None] | None:
+        """What each agent is shown, [N]; None if a prompt that is too long stops the branch."""
         answers: list[Answers | None] = []
         for agent, prompt in enumerate(prompts):
             if prompt is None:
@@ -101,9 +110,30 @@ class Expansion:
                 continue
             try:
                 answers.append(Answers(prompt, self.encoder.encode(agent, prompt)))
+            except OverlongPrompt as error:
+                stops = self.overflow == "stop_branch" and turn > 0
+                if not stops and (self.overflow != "truncate_left" or error.limit < 1):
+                    raise PromptError(f"row {index}, turn {turn + 1}: {error}") from error
+                self.overlong[purpose] += 1
+                self._say_overlong(index, turn, agent, error)
+                if stops:
+                    return None
+                answers.append(Answers(prompt, error.ids[-error.limit :]))
             except PromptError as error:
                 raise PromptError(f"row {index}, turn {turn + 1}: {error}") from error
         return answers
+
+    def _say_overlong(self, index: int, turn: int, agent: int, error: OverlongPrompt) -> None:
+        if sum(self.overlong.values()) == 1:
+            done = "its branch ends there" if self.overflow == "stop_branch" else "it was cut to its last"
+            room = "" if self.overflow == "stop_branch" else f" {error.limit}"
+            warnings.warn(
+                f"row {index}, turn {turn + 1}: a prompt of agent {agent} has {len(error.ids)} tokens, with room for "
+                f"{error.limit}; {done}{room} (prompt_overflow: {self.overflow}). Later ones are counted in the metric "
+                f"overlong_prompts.",
+                MareinforceWarning,
+                stacklevel=2,
+            )
 
     def _sample(self, level: Sequence[Node], episode: Episode) -> None:
         """Sample the completions of a whole level in one call of the engine."""
@@ -148,10 +178,10 @@ class Expansion:
 
     def _expand(self, node: Node, episode: Episode) -> list[Node | None]:
         """Give every joint action that goes on its child node, [J]; a branch ends where all agents get None."""
-        node.children = [None if stopped else self._child(node, j) for j, stopped in enumerate(node.stopped)]
+        node.children = [None if stopped else self._child(node, j, episode) for j, stopped in enumerate(node.stopped)]
         return node.children
 
-    def _child(self, node: Node, joint_action: int) -> Node | None:
+    def _child(self, node: Node, joint_action: int, episode: Episode) -> Node | None:
         if self.transition is None:
             raise PromptError("num_turns is above 1, but there is no external_transition to lead to the next turn.")
         prompt_history, response_history = node.prompt_history(), node.responses_through(joint_action)
@@ -168,11 +198,19 @@ class Expansion:
             {"prompt_history": conversation, "response_history": responses}
             for conversation, responses in zip(node.conversation_history(), response_history, strict=True)
         ]
+        if self.formatters.history == "all":
+            said = [node.text(agent, joint_action) for agent in range(self.num_agents)]
+            external = [
+                with_others_words(prompt, agent, said) if isinstance(prompt, str) else prompt
+                for agent, prompt in enumerate(external)
+            ]
         prompts = [
             None if prompt is None else self.formatters.format(agent, node.row, prompt, **spoken[agent])
             for agent, prompt in enumerate(external)
         ]
-        answers = self._shown(node.row_index, node.row, prompts, node.turn + 1)
+        answers = self._shown(node.row_index, node.row, prompts, node.turn + 1, episode.purpose)
+        if answers is None:
+            return None
         for agent, answer in enumerate(answers):
             if answer is not None:
                 answer.conversation = self.formatters.conversation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from mareinforce.calling import UserFunction, brief, callable_name, place
 from mareinforce.errors import ConfigError, PromptError
@@ -40,6 +40,7 @@ class Formatters:
         prompt_column: the column that holds a row's own prompt.
         external_prompt_passthrough: True shows the transition's prompt as it is. False puts it in place of the row's
             prompt, which moves to ``_original_prompt``, and formats that row.
+        history: what of the branch a prompt contains: none, own or all; None: own where rows are messages, else none.
 
     Raises:
         ConfigError: not a callable, not N of them, or one that cannot be called with a row.
@@ -51,7 +52,9 @@ class Formatters:
         num_agents: int,
         prompt_column: str = "prompt",
         external_prompt_passthrough: bool = False,
+        history: Literal["none", "own", "all"] | None = None,
     ) -> None:
+        self.history = history
         self.prompt_column = prompt_column
         self.external_prompt_passthrough = external_prompt_passthrough
         self._functions: list[UserFunction] | None = None
@@ -106,12 +109,14 @@ class Formatters:
             # At turn 1 a default of the user's own stays in force; without one, the parameter is given None.
             values = {"external_prompts": None} if "external_prompts" in function.required else {}
             return check_prompt(function.call([dict(row)], values, where), function.label, agent, where)
-        prompt = self._before_formatting(row, external_prompt, prompt_history, response_history)
-        if function is None or self.external_prompt_passthrough:
-            return copy.deepcopy(prompt)
-        changed = {**row, ORIGINAL_PROMPT: row.get(self.prompt_column), self.prompt_column: prompt}
-        result = function.call([changed], {"external_prompts": external_prompt}, where)
-        return check_prompt(result, function.label, agent, where)
+        prompt: Prompt | None = self._before_formatting(row, external_prompt, prompt_history, response_history)
+        if function is not None and not self.external_prompt_passthrough:
+            changed = {**row, ORIGINAL_PROMPT: row.get(self.prompt_column), self.prompt_column: prompt}
+            result = function.call([changed], {"external_prompts": external_prompt}, where)
+            prompt = check_prompt(result, function.label, agent, where)
+        if isinstance(prompt, str) and self.history in ("own", "all"):
+            return [*conversation_so_far(prompt_history, response_history), {"role": "user", "content": prompt}]
+        return copy.deepcopy(prompt)
 
     def conversation(
         self,
@@ -126,7 +131,11 @@ class Formatters:
 
         A formatter is given the conversation at every turn, so what it has once added must not come back to it.
         """
-        if self._functions is None or self.external_prompt_passthrough:
+        if (
+            self._functions is None
+            or self.external_prompt_passthrough
+            or not isinstance(row.get(self.prompt_column), list)
+        ):
             return shown
         return self._before_formatting(row, external_prompt, prompt_history, response_history)
 
@@ -141,6 +150,9 @@ class Formatters:
         if external_prompt is None:
             return own
         if isinstance(external_prompt, str) and isinstance(own, list):
+            if self.history == "none":
+                system = [message for message in own if message.get("role") == "system"]
+                return copy.deepcopy([*system, {"role": "user", "content": external_prompt}])
             return continue_conversation(own, external_prompt, prompt_history, response_history)
         return external_prompt
 
@@ -168,6 +180,26 @@ def continue_conversation(
             so_far = [*shown, {"role": "assistant", "content": answer}]
             break
     return copy.deepcopy([*so_far, {"role": "user", "content": user_text}])
+
+
+def conversation_so_far(
+    prompt_history: Sequence[Prompt | None], response_history: Sequence[str]
+) -> list[dict[str, Any]]:
+    """An agent's branch as messages: every text it was shown is the user's, every answer its own; a message list that
+    it was shown stands for all before it."""
+    messages: list[dict[str, Any]] = []
+    for shown, answer in zip(prompt_history, response_history, strict=True):
+        if shown is None:
+            continue
+        before = [*messages, {"role": "user", "content": shown}] if isinstance(shown, str) else shown
+        messages = [*before, {"role": "assistant", "content": answer}]
+    return copy.deepcopy(messages)
+
+
+def with_others_words(external_prompt: str, agent: int, said: Sequence[str]) -> str:
+    """The transition's text after what the other agents have just said; agents are numbered from 1 for readers."""
+    others = [f"Agent {other + 1} answered:\n{text}" for other, text in enumerate(said) if other != agent and text]
+    return "\n\n".join([*others, external_prompt])
 
 
 class Transition:

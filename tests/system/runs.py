@@ -6,6 +6,7 @@ The usual agents are tables: after any word they answer one of two action words.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,17 @@ def metrics(made: MAGRPOTrainer) -> list[dict[str, float]]:
 def column(made: MAGRPOTrainer, name: str) -> list[float]:
     """One column, where it was logged."""
     return [row[name] for row in metrics(made) if name in row]
+
+
+def rollouts(made: MAGRPOTrainer, name: str = "rollouts.jsonl") -> list[dict[str, Any]]:
+    """The lines of rollouts.jsonl; each must be strict JSON."""
+    assert made.run_folder is not None
+    whole = (made.run_folder / name).read_bytes().decode().removesuffix("\n")
+    return [json.loads(line, parse_constant=_not_json) for line in whole.split("\n")]
+
+
+def _not_json(text: str) -> None:
+    raise AssertionError(f"{text} is no JSON")
 
 
 def weights(models: Sequence[Any]) -> list[dict[str, torch.Tensor]]:

@@ -1,8 +1,6 @@
-"""Teams of adapters, shared policies, frozen partners and concurrent agents, as they train."""
+"""Teams of adapters, shared policies and frozen partners, as they train."""
 
 from __future__ import annotations
-
-import threading
 
 import pytest
 import torch
@@ -12,11 +10,11 @@ from transformers import AutoModelForCausalLM
 from mareinforce import learner as learner_module
 from mareinforce.agents.scoring import score_rows
 from mareinforce.agents.team import Team
-from mareinforce.errors import AgentError, ConfigError, UserCodeError
+from mareinforce.errors import UserCodeError
 from mareinforce.optim import sample_loss, update_policy
 from tests.lora import IDS, LORA, adapter_of, base_weights, is_untouched, logits, same, save_base, stir, wrap
 from tests.models import EOS, gpt2_model, llama_model, word_tokenizer
-from tests.system.runs import Recorder, column, llama_team, metrics, rank, train, trainer, unchanged, weights
+from tests.system.runs import Recorder, column, metrics, rank, trainer, unchanged, weights
 
 ROWS = ("a", "b c", "d")
 FIELDS = {"max_new_tokens": 4, "num_generations": 4, "agent_learning_rate": 0.01, "rows": ROWS}
@@ -287,60 +285,6 @@ def test_a_frozen_partner_speaks_and_stays_as_it_is(tmp_path, base, lora):
     assert made.module.updates == [3, 0]
     assert len({text for texts in reward.texts for text in texts[1]}) > 1
     assert not any(name.startswith("agent_1/loss") for name in metrics(made)[0])
-
-
-class TestConcurrentAgents:
-    @pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "adapters"])
-    def test_they_learn_what_they_would_one_after_the_other(self, tmp_path, base, lora):
-        runs, threads, others = [], [], set(threading.enumerate())
-
-        def workers():
-            names = [thread.name for thread in set(threading.enumerate()) - others]
-            return sorted(name.split("_")[0] for name in names if name.startswith("network"))
-
-        def reward(*texts):
-            threads.append(workers())
-            return rank(*texts)
-
-        for options in ({}, {"parallel_training": "mp", "agent_devices": "cpu"}):
-            made = lora_run(tmp_path, base, lora=lora, reward=reward, reference_kl_enabled=True, **options)
-            made.train()
-            runs.append((made.module.team.state_dict(), (made.run_folder / "metrics.csv").read_text()))
-            assert workers() == []  # nothing is left running
-        assert same(runs[0][0], runs[1][0])
-        assert runs[0][1] == runs[1][1]
-        assert threads == [[]] * 3 + [["network-0"] if lora else ["network-0", "network-1"]] * 3
-
-    def test_a_failing_agent_is_named_where_the_run_was_started(self, tmp_path):
-        (first, second), words = llama_team()
-        second.model.layers[1].register_forward_hook(lambda *_: 1 / 0)
-        options = {**FIELDS, "agents": ([first, second], words)}
-        with pytest.raises(AgentError, match=r"^agent 1: its worker failed: ZeroDivisionError") as failure:
-            train(tmp_path, parallel_training="mp", agent_devices="cpu", **options)
-        assert isinstance(failure.value.__cause__, ZeroDivisionError)
-        with pytest.raises(ZeroDivisionError):
-            train(tmp_path, **options)
-
-    def test_devices_are_asked_for(self, tmp_path, base):
-        with pytest.raises(ConfigError, match="parallel_training='mp' needs agent_devices"):
-            lora_run(tmp_path, base, parallel_training="mp")
-
-    @pytest.mark.parametrize(
-        ("devices", "message"),
-        [
-            ("cuda:7", "no such device|has .* cuda device"),
-            ("tpu9", "is no device"),
-            ("meta", "no such device"),
-            (["cpu", "cuda:7"], "'cuda:7'"),
-            (["cpu"], "lists 1 for 2 agents"),
-        ],
-    )
-    def test_devices_that_are_not_here_are_refused_before_anything_loads(self, tmp_path, monkeypatch, devices, message):
-        monkeypatch.setattr(Team, "build", lambda **_: pytest.fail("loaded"))
-        base = save_base(tmp_path / "base")
-        with pytest.raises(ConfigError, match=message) as refusal:
-            lora_run(tmp_path, base, agent_devices=devices)
-        assert "agent_devices" in str(refusal.value)
 
 
 def test_optimizers_hold_adapters_and_nothing_else(tmp_path, base):

@@ -5,18 +5,28 @@ import warnings
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, PromptTuningConfig
 from transformers import AutoModelForCausalLM
 
-from mareinforce.agents.adapters import adapter_weights, belongs_to, can_mix, inner_model
+from mareinforce.agents.adapters import belongs_to, can_mix, inner_model
 from mareinforce.agents.team import Team
 from mareinforce.errors import AgentError, ConfigError
 from mareinforce.rollout.engines.transformers import TransformersEngine
 from mareinforce.types import Request, Sampling, StreamKey
-from tests.lora import IDS, LORA, adapter_of, base_weights, is_untouched, logits, same, save_base, stir, wrap
+from tests.lora import (
+    IDS,
+    LORA,
+    PROMPT,
+    adapter_of,
+    base_weights,
+    is_untouched,
+    logits,
+    same,
+    save_base,
+    sgd_step,
+    stir,
+    wrap_lora,
+)
 from tests.models import gpt2_model, llama_model
-
-PROMPT, SAID = torch.tensor([4, 5]), [torch.tensor([6, 7, 8]), torch.tensor([9, 10])]
 
 
 @pytest.fixture(params=[llama_model, gpt2_model], ids=["llama", "gpt2"])
@@ -26,28 +36,6 @@ def base(request, tmp_path, word_count):
 
 def build(agents, tokenizer=None, **options):
     return Team.build(agents=agents, tokenizer=tokenizer, max_new_tokens=8, **options)
-
-
-def wrapped(model, seed=0, name="default", **settings):
-    """What a user makes with peft."""
-    torch.manual_seed(seed)
-    linear = ["c_attn", "c_proj"] if hasattr(model, "transformer") else ["q_proj", "v_proj"]
-    settings = {"r": 2, "target_modules": linear, "fan_in_fan_out": hasattr(model, "transformer"), **settings}
-    made = wrap(model, LoraConfig(task_type="CAUSAL_LM", **settings), name)
-    stir(made, seed)
-    return made
-
-
-def sgd_step(team, agent, rate=0.1):
-    """One step on everything that the agent's policy trains."""
-    (policy,) = [policy for policy in team.policies if agent in policy.agents]
-    team.zero_grad()
-    team.score(agent, PROMPT, SAID, 1.0).logprobs.sum().backward()
-    torch.optim.SGD(team.weights(policy).values(), lr=rate).step()
-
-
-def storages(network):
-    return {name: weight.data_ptr() for name, weight in base_weights(network).items()}
 
 
 @pytest.mark.parametrize("how", ["agent_model", "agents"])
@@ -88,125 +76,6 @@ def test_adapters_are_float32_on_a_smaller_base(base, dtype):
     before = adapter_of(team, 1)
     sgd_step(team, 1, rate=1e-6)  # less than 16 bits could hold
     assert not same(before, adapter_of(team, 1))
-
-
-class TestAlreadyWrapped:
-    @pytest.fixture
-    def models(self, word_count):
-        base = llama_model(word_count)
-        return [wrapped(copy.deepcopy(base), seed) for seed in range(2)]
-
-    def test_equal_bases_become_one_and_the_users_objects_hold_what_is_trained(self, models, words):
-        expected = [model(IDS).logits.detach() for model in models]
-        assert not set(storages(models[0]).values()) & set(storages(models[1]).values())
-        team = build(models, words)
-        assert len(team.networks) == 1
-        assert storages(models[0]) == storages(models[1])
-        assert any("agent 1: its base equals another's" in note for note in team.notes)
-        for agent in range(2):
-            assert torch.equal(logits(team, agent), expected[agent])
-        for agent in (1, 0):
-            sgd_step(team, agent)
-        for agent, model in enumerate(models):
-            assert not torch.equal(model(IDS).logits, expected[agent])
-            own = dict(adapter_weights(model, "default"))
-            trained = adapter_of(team, agent)
-            assert {weight.data_ptr() for weight in own.values()} == {
-                weight.data_ptr() for weight in team.weights(team.policies[agent]).values()
-            }
-            assert len(own) == len(trained)
-        said = [logits(team, agent) for agent in range(2)]
-        assert torch.equal(models[0](IDS).logits, said[1])  # the network is still as the agent that spoke last
-        team.rest()
-        for agent, model in enumerate(models):
-            assert torch.equal(model(IDS).logits, said[agent])
-
-    def test_the_same_objects_make_a_second_team(self, models, words):
-        first = build(models, words)
-        stir(first.network(0), seed=5)
-        first.rest()
-        expected = [model(IDS).logits.detach() for model in models]
-        second = build(models, words, reference_kl=True)
-        third = build(models, words, reference_kl=True)
-        for team in (second, third):
-            assert len({seat.adapter for seat in team.seats}) == 2
-            assert all(team.weights(policy) for policy in team.policies)
-            for agent in range(2):
-                assert torch.equal(logits(team, agent), expected[agent])
-            team.rest()
-        assert second.seats == third.seats
-        assert second.references != third.references  # each keeps a start of its own
-
-    def test_different_bases_stay_apart(self, models, words):
-        with torch.no_grad():
-            inner_model(models[1]).model.norm.weight[3] += 1e-3
-        team = build(models, words)
-        assert len(team.networks) == 2
-        assert not set(storages(models[0]).values()) & set(storages(models[1]).values())
-        assert team.notes == []
-
-    @pytest.mark.parametrize("setting", ["rope", "end"])
-    def test_equal_weights_under_another_config_stay_apart(self, words, word_count, setting):
-        models = [llama_model(word_count) for _ in range(2)]
-        if setting == "rope":
-            config = copy.deepcopy(models[1].config)
-            config.rope_parameters = {"rope_type": "default", "rope_theta": 50.0}
-            state = models[1].state_dict()
-            models[1] = type(models[1])(config).eval()
-            models[1].load_state_dict(state)
-        else:
-            models[1].generation_config.eos_token_id = 7
-        models = [wrapped(model) for model in models]
-        expected = [model(IDS).logits.detach() for model in models]
-        team = build(models, words)
-        for agent in range(2):
-            assert torch.equal(logits(team, agent), expected[agent])
-        if setting == "rope":
-            assert not torch.equal(*expected)
-        else:
-            assert [7 in team.end_ids(agent) for agent in range(2)] == [False, True]
-
-    def test_other_layers_and_layers_trained_whole_move_along(self, words, word_count):
-        base = llama_model(word_count)
-        settings = [{}, {"r": 5, "target_modules": ["k_proj", "down_proj"], "modules_to_save": ["lm_head"]}]
-        models = [wrapped(copy.deepcopy(base), seed, **one) for seed, one in enumerate(settings)]
-        expected = [model(IDS).logits.detach() for model in models]
-        team = build(models, words)
-        assert len(team.networks) == 1
-        for agent in (0, 1, 0):
-            assert torch.equal(logits(team, agent), expected[agent])
-        sgd_step(team, 1)
-        assert not torch.equal(models[1](IDS).logits, expected[1])
-        assert torch.equal(logits(team, 0), expected[0])
-        assert any("modules_to_save" in name for name in team.weights(team.policies[1]))
-
-    def test_a_mix_of_names_and_a_reference_of_each_start(self, word_count, words):
-        base = llama_model(word_count)
-        models = [wrapped(copy.deepcopy(base), seed, name) for seed, name in enumerate(["agent_1", "mine"])]
-        team = build(models, words, reference_kl=True)
-        assert len(team.networks) == 1
-        for agent in range(2):
-            sgd_step(team, agent)
-            reference = team.score_reference(agent, PROMPT, SAID, 1.0).logprobs
-            assert not torch.equal(reference, team.score(agent, PROMPT, SAID, 1.0).logprobs)
-        again = build([wrapped(copy.deepcopy(base), seed) for seed in range(2)], words)
-        for agent in range(2):
-            reference = team.score_reference(agent, PROMPT, SAID, 1.0).logprobs
-            assert torch.equal(reference, again.score(agent, PROMPT, SAID, 1.0).logprobs)
-
-    @pytest.mark.parametrize(
-        "config",
-        [IA3Config(target_modules=["k_proj"], feedforward_modules=[]), PromptTuningConfig(num_virtual_tokens=2)],
-    )
-    def test_other_kinds_than_lora_are_refused(self, words, word_count, config):
-        config = copy.deepcopy(config)
-        config.task_type = "CAUSAL_LM"
-        with pytest.raises(AgentError, match=r"agent 1: its adapter is .*agents train LoRA or whole models"):
-            build([llama_model(word_count), wrap(llama_model(word_count, seed=1), config)], words)
-
-    def test_trained_biases_are_refused(self, words, word_count):
-        with pytest.raises(AgentError, match=r"agent 0: its adapter trains biases \(bias='all'\)"):
-            build([wrapped(gpt2_model(word_count), bias="all")], words)
 
 
 class TestLayersTrainedWhole:
@@ -297,7 +166,7 @@ def test_a_frozen_partner_shares_the_base_and_is_saved_as_a_plain_model(base, tm
 
 @pytest.mark.parametrize("adapted", [False, True])
 def test_one_object_twice_is_refused_naming_both_but_may_be_one_policy(words, word_count, adapted):
-    model = wrapped(llama_model(word_count)) if adapted else llama_model(word_count)
+    model = wrap_lora(llama_model(word_count)) if adapted else llama_model(word_count)
     before = copy.deepcopy(model.state_dict())
     for lora in (None,) if adapted else (None, LORA, [LORA, None]):
         with pytest.raises(AgentError, match="agents 0 and 1 are the same model object"):

@@ -18,7 +18,6 @@ from mareinforce.tasks.baselines import (
     split_answer,
     waits,
 )
-from mareinforce.tasks.chat import AsMessages
 from mareinforce.tasks.story import length_ratio_reward, story_eval_logger
 from tests.system.runs import Recorder, metrics, table_team, trainer
 
@@ -31,6 +30,10 @@ def solver(row):
 
 def checker(row, external_prompts=None):
     return f"Check: {row['prompt']}" if external_prompts is None else external_prompts
+
+
+def talker(row):
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": checker(row)}]
 
 
 def scored(reward, texts, **known):
@@ -52,9 +55,8 @@ class TestOneAgent:
         assert prompt.index("Solve: 2 + 2") < prompt.index("Check: 2 + 2")
         assert "[NEXT]" in prompt
         assert "<cut>" in OneAgentPrompt([solver], marker="<cut>")(ROW)
-        assert AsMessages(OneAgentPrompt([solver, checker]))(ROW) == [{"role": "user", "content": prompt}]
         with pytest.raises(PromptError, match="list"):
-            OneAgentPrompt([AsMessages(checker)])(ROW)
+            OneAgentPrompt([talker])(ROW)
 
     @pytest.mark.parametrize(
         ("answer", "parts"),
@@ -137,7 +139,7 @@ class TestPipeline:
             assert formatters.format(1, ROW, "as it is") == "as it is"
 
     def test_messages_get_the_answers_at_the_end_of_the_last_one(self):
-        shown = self.prompts(Pipeline([solver, AsMessages(checker, system="Be brief.")]), 2, 0, [["four"], [""]])[1]
+        shown = self.prompts(Pipeline([solver, talker]), 2, 0, [["four"], [""]])[1]
         assert [message["role"] for message in shown] == ["system", "user"]
         assert shown[1]["content"].startswith("Check: 2 + 2\n\nAgent 1 answered:\nfour")
 
@@ -206,15 +208,6 @@ class TestDiscussion:
         assert asked[0]["content"] == "Solve: 2 + 2"
         with pytest.raises(PromptError, match="dict"):
             discussion(["a"], 1, [[{"role": "user", "content": "x"}]])
-
-
-def test_as_messages_passes_on_what_is_no_text():
-    chat = AsMessages(checker)
-    assert chat(ROW) == [{"role": "user", "content": "Check: 2 + 2"}]
-    assert chat(ROW, external_prompts="again") == [{"role": "user", "content": "again"}]
-    assert AsMessages(waits)(ROW) is None
-    assert AsMessages(waits)(ROW, external_prompts=[{"role": "user", "content": "x"}])[0]["content"] == "x"
-    assert AsMessages(solver, system="s")(ROW)[0] == {"role": "system", "content": "s"}
 
 
 def end_in(word):

@@ -443,7 +443,10 @@ def test_help_explains_the_fields(folder: Path, capsys) -> None:
         (["--model.lora", "[{r: 3}, {rr: 3}]"], "model.lora.rr: there is no such key; model.lora has r, lora_alpha"),
         (["--model.lora.r", "x"], "model.lora.r=x: must be a whole number"),
         (["--model.lora.r", "0"], "lora.r=0: must be a whole number of at least 1"),
-        (["--model.lora", "8"], "model.lora=8: must be key: value pairs such as {r: 16}"),
+        (
+            ["--model.lora", "8"],
+            "model.lora=8: must be key: value pairs (r, lora_alpha, target_modules ...)",
+        ),
     ],
 )
 def test_adapters_that_cannot_be_meant_are_refused_in_a_sentence(

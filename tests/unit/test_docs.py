@@ -134,6 +134,7 @@ def logged_columns(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             early_termination_threshold=None,
             importance_sampling="token",
             reference_kl_enabled=True,
+            prompt_overflow="truncate_left",
             advantage_normalization=False,
             logging_steps=1,
         ),

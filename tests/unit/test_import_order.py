@@ -17,10 +17,11 @@ LAYERS = [
     {"algorithms", "rollout.tree"},
     {"rewards", "agents", "data", "tasks"},
     {"rollout"},
-    {"optim", "metrics", "checkpoint", "csv_log", "notices", "evaluation"},
+    {"optim", "metrics", "checkpoint", "csv_log", "rollout_table", "notices", "evaluation"},
+    {"eval_statistics", "eval_summary", "eval_protocol"},
     {"learner"},
     {"module"},
-    {"cli", "trainers", "parse_errors", "trainer_rules", "reporting", "run_summary", "config_links"},
+    {"cli", "trainers", "parse_errors", "trainer_rules", "reporting", "run_summary", "config_links", "eval_arguments"},
     {"fit", "evaluate"},
 ]
 """Rooms of one set may import each other and everything in the sets above."""

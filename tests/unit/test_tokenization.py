@@ -69,7 +69,7 @@ class TestMessages:
         assert texts(tokenizer, named) == ["<bos>", "a", "b", "c", "named", "f", "assistant"]
 
     def test_a_tokenizer_without_a_template_refuses_them_with_the_reason(self):
-        with pytest.raises(PromptError, match="list of messages, but its tokenizer has no chat template"):
+        with pytest.raises(PromptError, match="is a conversation, but its tokenizer has no chat template"):
             tokenization(word_tokenizer()).encode(MESSAGES)
 
     def test_what_the_template_refuses_is_told(self):

@@ -15,12 +15,19 @@ import numpy as np
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from mareinforce.agents.adapters import BASE_ROWS, Network, can_mix, mixing
 from mareinforce.agents.modes import dropout_off
 from mareinforce.agents.scoring import aligned_right
 from mareinforce.agents.team import Team
+from mareinforce.agents.tokenization import Tokenization
 from mareinforce.agents.workers import Job, Workers
 from mareinforce.algorithms.masking import cut_at_end
 from mareinforce.errors import NonFiniteError
@@ -134,6 +141,9 @@ class TransformersEngine:
                 pad_token_id=end_ids[0],
             ),
         }
+        stopping = _StopStrings([self.team.tokenizations[row.agent] for row in rows], prompt_ids.shape[1], sampling)
+        if stopping.needed:
+            inputs["stopping_criteria"] = StoppingCriteriaList([stopping])
         names = [self.team.seats[row.agent].adapter for row in rows]
         with dropout_off(network), _neutral_generation_config(network):
             if len(set(names)) > 1:
@@ -145,17 +155,22 @@ class TransformersEngine:
                     sequences = cast(Any, model).generate(**inputs)
         ids = sequences[:, prompt_ids.shape[1] :].cpu()
         logprobs = torch.stack(drawing.logprobs, dim=1).float().cpu()
-        return [self._completion(row.agent, ids[i], logprobs[i], end_ids) for i, row in enumerate(rows)]
+        ends = stopping.lengths
+        return [self._completion(row.agent, ids[i], logprobs[i], end_ids, ends[i]) for i, row in enumerate(rows)]
 
-    def _completion(self, agent: int, ids: Tensor, logprobs: Tensor, end_ids: Sequence[int]) -> Completion:
+    def _completion(
+        self, agent: int, ids: Tensor, logprobs: Tensor, end_ids: Sequence[int], stopped_at: int | None
+    ) -> Completion:
         length, ended = cut_at_end(ids.tolist(), end_ids)
+        if stopped_at is not None and stopped_at <= length:  # what follows is filler
+            length, ended = stopped_at, True
         kept, kept_logprobs = ids[:length].clone(), logprobs[:length].clone()
         if not bool(torch.isfinite(kept_logprobs).all()):
             raise NonFiniteError(
                 f"agent {agent}: the logits of its model are no numbers any more. Lower agent_learning_rate or set "
                 "max_grad_norm"
             )
-        return Completion(kept, kept_logprobs, ended, self.team.decode(agent, kept))
+        return Completion(kept, kept_logprobs, ended, self.team.answer(agent, kept))
 
 
 class _KeyedDraw(LogitsProcessor):
@@ -174,6 +189,26 @@ class _KeyedDraw(LogitsProcessor):
         ids, logprobs = draw(scores.to(self.numbers.device), self.numbers[:, position], self.sampling, forbidden)
         self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter_(1, ids.unsqueeze(1).to(scores.device), 0.0)
+
+
+class _StopStrings(StoppingCriteria):
+    """Ends the rows whose answer has come to a stop string, and keeps how long each was then."""
+
+    def __init__(self, tokenizations: Sequence[Tokenization], prompt_width: int, sampling: Sampling) -> None:
+        self.needed = any(one.rendering.stop for one in tokenizations)
+        self.lengths: list[int | None] = [None] * len(tokenizations)
+        self._tokenizations = tokenizations
+        self._prompt_width = prompt_width
+        self._min_new_tokens = sampling.min_new_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        length = input_ids.shape[1] - self._prompt_width
+        if length >= self._min_new_tokens:
+            answers = input_ids[:, self._prompt_width :].tolist()
+            for row, (tokenization, ids) in enumerate(zip(self._tokenizations, answers, strict=True)):
+                if self.lengths[row] is None and tokenization.stops(ids):
+                    self.lengths[row] = length
+        return torch.tensor([length is not None for length in self.lengths], device=input_ids.device)
 
 
 def _settings(**fields: Any) -> GenerationConfig:

@@ -1,0 +1,135 @@
+"""`rollouts.jsonl`: every completion of training, with what it earned, as lines that stay bounded in size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_warn
+
+from mareinforce.errors import ConfigError, MareinforceWarning
+from mareinforce.rollout_table import FILE_NAME, as_line, completion_records, older_file, whole_lines
+
+
+class RolloutLog(L.Callback):
+    """Writes a JSON line for every agent's completion of training into `rollouts.jsonl` in the run folder.
+
+    The fields are those of `docs/rollouts.md`; `mareinforce.read_rollouts` reads the file. Lines are written when a
+    batch has been trained. A run that is resumed goes on in the file of its folder, from which lines that are newer
+    than its checkpoint are taken out first: those batches are trained again.
+
+    Args:
+        every_n_batches: write the batches whose number (the first is 1) is a multiple of this.
+        max_bytes: a file that would grow beyond this becomes `rollouts.1.jsonl`, in place of an older one, and a new
+            one begins: at most twice this on disk.
+        ids: write the token ids of the completions too.
+
+    Raises:
+        ConfigError: a number below 1.
+    """
+
+    def __init__(self, every_n_batches: int = 1, max_bytes: int = 256 * 2**20, ids: bool = False) -> None:
+        for name, number in {"every_n_batches": every_n_batches, "max_bytes": max_bytes}.items():
+            if number < 1:
+                raise ConfigError(f"RolloutLog {name}={number}: must be at least 1.")
+        self.every_n_batches = every_n_batches
+        self.max_bytes = max_bytes
+        self.ids = ids
+        self._lines: BoundedLines | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Find the file, and take out of it what a killed run wrote after its checkpoint."""
+        folder = trainer.log_dir or trainer.default_root_dir  # asked on every rank: it is rank 0's
+        self._lines = BoundedLines(Path(folder) / FILE_NAME, self.max_bytes) if trainer.is_global_zero else None
+        if self._lines is not None:
+            self._lines.go_on_from(pl_module.env_step)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Write the batch's completions, if it is one of those that are written."""
+        if self._lines is None or pl_module.batches % self.every_n_batches:
+            return
+        if not outputs or "trees" not in outputs:
+            raise ConfigError(
+                f"RolloutLog: training_step of {type(pl_module).__name__} returned {outputs!r}; it must return what "
+                f"MultiAgentReinforce.training_step does (trees and samples)."
+            )
+        records = completion_records(
+            outputs["trees"],
+            outputs["samples"],
+            joint_mode=pl_module.config.joint_mode,
+            epoch=trainer.current_epoch,
+            batch=pl_module.batches,
+            ids=self.ids,
+        )
+        self._lines.append([as_line(record) for record in records])
+
+
+class BoundedLines:
+    """A file of lines and the full one before it, neither of them above `max_bytes`."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self.path, self.older, self.max_bytes = path, older_file(path), max_bytes
+        self._warned = False
+
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Add whole lines, in one write where they fit. A line that fits into no file is left out, with a warning."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        size, block = self.path.stat().st_size if self.path.exists() else 0, b""
+        for line in lines:
+            if len(line) > self.max_bytes:
+                self._warn_once(len(line))
+                continue
+            if size + len(block) + len(line) > self.max_bytes:
+                self._write(block)
+                os.replace(self.path, self.older)
+                size, block = 0, b""
+            block += line
+        self._write(block)
+
+    def go_on_from(self, env_step: int) -> None:
+        """Leave no line of a later step, and no line half written.
+
+        If none is left in the file, it was begun after that step, when the older one was the file: it is again.
+
+        Raises:
+            ConfigError: nothing has been trained yet, and there are lines all the same.
+        """
+        files = [file for file in (self.path, self.older) if file.exists()]
+        if files and env_step == 0:
+            raise ConfigError(
+                f"{files[0]} holds the rollouts of another run, and this one starts anew: move it away, or train in "
+                f"another folder."
+            )
+        for file in files:
+            _cut(file, env_step)
+        if self.older.exists() and not self.path.exists():
+            os.replace(self.older, self.path)
+
+    def _write(self, block: bytes) -> None:
+        if block:
+            with self.path.open("ab") as file:  # closed, so flushed, batch by batch
+                file.write(block)
+
+    def _warn_once(self, size: int) -> None:
+        if not self._warned:
+            rank_zero_warn(
+                f"RolloutLog max_bytes={self.max_bytes}: a completion's line has {size} bytes, more than a file may "
+                f"have, and is left out, as all such lines will be. Set max_bytes above that.",
+                category=MareinforceWarning,
+            )
+        self._warned = True
+
+
+def _cut(file: Path, env_step: int) -> None:
+    """Keep the whole lines up to a step; the file is replaced in one move, or removed if no line is left."""
+    aside = file.with_name(f".{file.name}.part")
+    with aside.open("wb") as kept:
+        kept.writelines(line for line, record in whole_lines(file) if record["env_step"] <= env_step)
+    if aside.stat().st_size:
+        os.replace(aside, file)
+    else:
+        file.unlink()
+        aside.unlink()
