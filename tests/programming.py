@@ -61,7 +61,8 @@ class Trusting:
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[str], Any]] = []
 
-    def Limits(self, wall_seconds: float) -> float:
+    def Limits(self, wall_seconds: float, cpu_seconds: float) -> float:
+        assert cpu_seconds == wall_seconds
         return wall_seconds
 
     def run_checks(self, source: str, checks: Sequence[str], limits: Any) -> list[bool]:

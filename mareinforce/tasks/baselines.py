@@ -45,7 +45,7 @@ class OneAgentPrompt:
             if not isinstance(task, str):
                 raise PromptError(
                     f"OneAgentPrompt puts texts together, and one of its formatters returned a {type(task).__name__}; "
-                    f"give formatters that return texts, and wrap OneAgentPrompt in AsMessages for a chat."
+                    f"give formatters that return texts, and set chat_template: true for a chat model."
                 )
             tasks.append(f"Task {len(tasks) + 1}:\n{task}")
         count = len(tasks)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import mareinforce.rewards.sandbox as default_sandbox
 from mareinforce.errors import PromptError
 from mareinforce.tasks.code_analysis import AUX, State, extract_code, function_state, joined, syntax_error
 from mareinforce.tasks.code_checks import given_code
@@ -14,7 +15,7 @@ from mareinforce.tasks.code_checks import given_code
 class Sandbox(Protocol):
     """What runs the code: by default the module `mareinforce.rewards.sandbox`, and anything else with these two."""
 
-    def Limits(self, *, wall_seconds: float) -> Any:
+    def Limits(self, *, wall_seconds: float, cpu_seconds: float) -> Any:
         """The limits, as `run_checks` takes them; there it is a class."""
 
     def run_checks(self, source: str, checks: Sequence[str], limits: Any) -> list[bool]:
@@ -23,16 +24,15 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs checks for a number of seconds at most, in a sandbox (None: that of `mareinforce.rewards`)."""
+    """Runs checks for a number of seconds at most, in a sandbox (None: `mareinforce.rewards.sandbox`)."""
 
     wall_seconds: float = 10.0
     sandbox: Sandbox | None = None
 
     def __call__(self, source: str, checks: Sequence[str]) -> list[bool]:
-        sandbox: Any = self.sandbox
-        if sandbox is None:
-            import mareinforce.rewards.sandbox as sandbox
-        return list(sandbox.run_checks(source, checks, sandbox.Limits(wall_seconds=self.wall_seconds)))
+        sandbox: Any = self.sandbox or default_sandbox
+        limits = sandbox.Limits(wall_seconds=self.wall_seconds, cpu_seconds=self.wall_seconds)
+        return list(sandbox.run_checks(source, checks, limits))
 
 
 @dataclass(frozen=True)

