@@ -144,8 +144,8 @@ class MultiAgentReinforce(L.LightningModule):
         self._batch_index = 0  # within the epoch
         self._epoch = 0  # of the batch trained last
         self._resumed_random_states: dict[str, Any] | None = None
-        self.boundary: dict[str, Any] = {}
-        """What the run was like after its last whole step, of what a step that is given up may have changed."""
+        self.boundary: dict[str, Any] | None = None
+        """In the middle of a step: what the run was like before, of what a step that is given up may have changed."""
         self.interruptible: Callable[[Callable[[], Any]], Any] = lambda work: work()
         """Does what a signal may end in the middle."""
         self._prompt_column = prompt_column
@@ -169,13 +169,14 @@ class MultiAgentReinforce(L.LightningModule):
         and then drops: nothing here keeps a tree.
         """
         self._batch_index, self._epoch = batch_index, self.current_epoch
+        self.boundary = run_state.boundary(self)
         trees = self.interruptible(partial(self._play, rows, batch_index))
         samples = self.credit(trees)
         self.learn(samples)
         self.batches += 1
         self.batches_in_epoch = batch_index + 1
         self._log(trees)
-        self.boundary = run_state.boundary(self)
+        self.boundary = None
         if self._all_updates_made():
             self.trainer.should_stop = True
         return {"trees": trees, "samples": samples}
@@ -305,7 +306,6 @@ class MultiAgentReinforce(L.LightningModule):
         """A resumed optimizer's moments belong beside its weights, which may be on another device than Lightning's."""
         for index in range(len(self.learners)):
             keep_state_beside_weights(self._optimizer(index))
-        self.boundary = run_state.boundary(self)
 
     def teardown(self, stage: str) -> None:
         """Leave no worker behind, and the user's models as what they were given as."""

@@ -28,7 +28,7 @@ def save(module: MultiAgentReinforce, checkpoint: dict[str, Any]) -> None:
         "learners": [learner.state_dict() for learner in module.learners],
         "means": module.means.state_dict(),
         "logged_env_step": module.logged_env_step,
-        **module.boundary,
+        **(module.boundary or boundary(module)),  # the last: what comes before may draw random numbers
     }
 
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointError
 from transformers import OPTConfig, OPTForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from mareinforce.agents import assembly, modes
+from mareinforce.agents import bases, modes
 from mareinforce.agents.adapters import belongs_to, inner_model
 from mareinforce.agents.team import Team
 from mareinforce.errors import AgentError, ConfigError
@@ -91,7 +91,7 @@ def test_dropout_in_the_second_run_of_a_layer_would_be_noticed(tmp_path, word_co
         stir(team.network(0))
         found[switch] = gradients(team)
     assert agree(found["on"], found["off"])
-    monkeypatch.setattr(assembly, "recompute_alike", lambda model: None)
+    monkeypatch.setattr(bases, "recompute_alike", lambda model: None)
     team = build([base], "on", lora=lora)
     stir(team.network(0))
     with contextlib.suppress(CheckpointError):
@@ -174,7 +174,7 @@ class TestRefusals:
     def test_that_layer_could_not_have_been_told_to_stop(self, word_count, words, monkeypatch):
         found = {}
         for dropout in (0.0, 0.5):
-            monkeypatch.setattr("mareinforce.agents.assembly.drops_by_itself", lambda model: None)
+            monkeypatch.setattr("mareinforce.agents.bases.drops_by_itself", lambda model: None)
             found[dropout] = gradients(build([opt_model(dropout, word_count)], "on", words))
             assert agree(found[0.0], gradients(build([opt_model(dropout, word_count)], "off", words)))
         assert not agree(found[0.0], found[0.5])
