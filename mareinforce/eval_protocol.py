@@ -116,6 +116,7 @@ class ProtocolEvaluation(L.Callback):
         roots = [one.path[0] for one in played]
         users = Evaluation(module.expansion, episode, module.config.discount, module.evaluators, roots).users_metrics()
         summary |= {"env_step": module.env_step, "metrics": users}
+        summary |= {"agents": module.agent_names(), "protocol": dataclasses.asdict(self.protocol)}
         self.summaries[at] = summary
         if trainer.is_global_zero:
             folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)

@@ -22,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def command() -> None:
+        if {"--help", "-h"} & set(arguments):
+            print(__doc__)
         from mareinforce.cli import MareinforceCLI
         from mareinforce.eval_arguments import configuration_arguments
 

@@ -75,7 +75,7 @@ class MultiAgentReinforce(L.LightningModule):
         model_config: dict[str, Any] | None = None,
         reward_func: UserCallable | None = None,
         reward_processor: UserCallable | None = None,
-        formatters: UserCallable | list[UserCallable] | None = None,
+        formatters: list[UserCallable] | UserCallable | None = None,  # a list first: it is written as a list
         external_transition: UserCallable | None = None,
         eval_logger: UserCallable | None = None,
         eval_aggregator: UserCallable | None = None,
@@ -316,6 +316,11 @@ class MultiAgentReinforce(L.LightningModule):
     def on_train_end(self) -> None:
         if self.env_step > self.logged_env_step:
             self._write(self.means.take())
+
+    def agent_names(self) -> list[str]:
+        """Who the agents are: names and folders as given, or the kind of a model that was given loaded."""
+        given = self._team_arguments["agents"] or [self._team_arguments["agent_model"]] * self.config.num_agents
+        return [one if isinstance(one, str) else type(one).__name__ for one in given]
 
     def save_model(self, directory: str | os.PathLike[str]) -> None:
         """Save every agent with its tokenizer, one folder an agent (`agent_0` ...), loadable by `from_pretrained`."""

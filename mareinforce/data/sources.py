@@ -34,7 +34,7 @@ def load_rows(source: Any, prompt_column: str = "prompt", key: str = "data.train
     """Random-access rows with a prompt column, as a `datasets.Dataset` or as the list that was given.
 
     Args:
-        source: a Source or the mapping of its fields, a list of rows (dicts, or texts that become prompts), or a
+        source: a Source, the mapping of its fields or its path alone, a list of rows (dicts, or texts that become prompts), or a
             `datasets.Dataset`.
         prompt_column: the column that must be there.
         key: what the user calls this source, for messages.
@@ -82,6 +82,8 @@ def _say(source: Any) -> str:
 
 
 def _read(source: Any, prompt_column: str, key: str) -> Any:
+    if isinstance(source, str):
+        source = Source(source)
     if isinstance(source, Mapping) and "path" in source:
         try:
             source = Source(**source)

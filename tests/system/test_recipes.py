@@ -109,3 +109,9 @@ def test_a_baseline_can_be_trained_and_its_saved_configuration_runs_again(tmp_pa
     overlay = CONFIGS / "baselines" / "writing_pipeline.yaml"
     assert run(recipe_for(overlay), tmp_path, overlay) == 0
     assert fit.main(["--config", str(tmp_path / "run_0001" / "config.yaml")]) == 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_is_written_out_whole(recipe, capsys):
+    fit.main(["--config", str(recipe), "--print_config"])
+    assert "Unable to serialize" not in capsys.readouterr().out
