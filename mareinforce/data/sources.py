@@ -34,8 +34,8 @@ def load_rows(source: Any, prompt_column: str = "prompt", key: str = "data.train
     """Random-access rows with a prompt column, as a `datasets.Dataset` or as the list that was given.
 
     Args:
-        source: a Source, the mapping of its fields or its path alone, a list of rows (dicts, or texts that become prompts), or a
-            `datasets.Dataset`.
+        source: a Source, the mapping of its fields or its path alone, a list of rows (dicts, or texts that become
+            prompts), or a `datasets.Dataset`.
         prompt_column: the column that must be there.
         key: what the user calls this source, for messages.
 
