@@ -89,7 +89,11 @@ class ProtocolEvaluation(L.Callback):
         self.summaries: dict[str, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.protocol.at_start:
+        """A run that goes on keeps what its start was like; its agents are others by now."""
+        written = self._folder(trainer) / SUMMARY_FILE
+        resumed = trainer.ckpt_path is not None
+        self.summaries = json.loads(written.read_text(encoding="utf-8")) if resumed and written.exists() else {}
+        if self.protocol.at_start and not resumed:
             self._evaluate(trainer, pl_module, "start")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -99,6 +103,9 @@ class ProtocolEvaluation(L.Callback):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.training and not trainer.sanity_checking:
             self._evaluate(trainer, pl_module, "evaluation")
+
+    def _folder(self, trainer: L.Trainer) -> Path:
+        return Path(self.folder or trainer.log_dir or trainer.default_root_dir)
 
     def _evaluate(self, trainer: Any, module: Any, at: str) -> None:
         count = None if self.protocol.rows == "all" else self.protocol.rows
@@ -118,7 +125,7 @@ class ProtocolEvaluation(L.Callback):
         summary |= {"env_step": module.env_step, "metrics": users}
         self.summaries[at] = summary
         if trainer.is_global_zero:
-            folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+            folder = self._folder(trainer)
             _append(folder / SAMPLES_FILE, [_line(at, one, turn) for one in played for turn in range(len(one.path))])
             _replace(folder / SUMMARY_FILE, json.dumps(self.summaries, indent=2))
 
