@@ -88,6 +88,12 @@ class ProtocolEvaluation(L.Callback):
         self.folder = folder
         self.summaries: dict[str, Any] = {}
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse to train towards an evaluation that has no rows. Raises ConfigError, before a model loads."""
+        data: Any = getattr(trainer, "datamodule", None)
+        if data is None or not data.eval_rows(1):
+            raise ConfigError("eval: there is nothing to evaluate on; name rows in data.eval.")
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """A run that goes on keeps what its start was like; its agents are others by now."""
         written = self._folder(trainer) / SUMMARY_FILE
@@ -110,8 +116,6 @@ class ProtocolEvaluation(L.Callback):
     def _evaluate(self, trainer: Any, module: Any, at: str) -> None:
         count = None if self.protocol.rows == "all" else self.protocol.rows
         rows = trainer.datamodule.eval_rows(count)
-        if not rows:
-            raise ConfigError("eval: there is nothing to evaluate on; name rows in data.eval.")
         start = time.perf_counter()
         seed = module.seed if self.protocol.seed is None else self.protocol.seed
         episode = Episode.evaluation(module.config, seed)

@@ -180,3 +180,15 @@ def test_a_resumed_run_keeps_what_its_start_was_like(tmp_path):
         assert after["start"] == before["start"]
         assert (made.run_folder / "eval.jsonl").read_text() == samples
         callbacks[0].summaries = {}  # as in a process of its own
+
+
+def test_a_protocol_without_rows_is_refused_before_anything_is_trained(tmp_path):
+    rewarded = []
+    with pytest.raises(ConfigError, match="data.eval"):
+        train(
+            tmp_path,
+            reward=lambda first, second: rewarded.append(1) or [0.0] * len(first),
+            rows=ROWS,
+            callbacks=[ProtocolEvaluation(EvalProtocol())],
+        )
+    assert not rewarded
