@@ -151,7 +151,7 @@ class MareinforceCLI(LightningCLI):
         if self.command == "fit":
             kwargs |= self._training_arguments(arguments)
         else:
-            kwargs |= {"logger": False, "enable_checkpointing": False}
+            kwargs |= {"logger": False, "enable_checkpointing": False, "callbacks": []}  # callbacks are for training
             if (protocol := self.config_init[self.command].eval) is not None:
                 self.run_folder = new_run_folder(arguments.default_root_dir, "eval")
                 kwargs["callbacks"] = [ProtocolEvaluation(protocol, self.run_folder)]
