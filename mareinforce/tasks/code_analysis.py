@@ -128,10 +128,17 @@ def joined(preamble: str, helper: str, main: str) -> str:
             continue
         kept = [node for node in tree.body if _is_kept(node, without)]
         futures += [node for node in kept if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-        tree.body = [node for node in kept if node not in futures]
-        parts.append(ast.unparse(tree))
+        parts.append("\n\n".join(_written(node, code) for node in kept if node not in futures))
     first = [ast.unparse(node) for node in futures]  # Python wants them before everything else
     return "\n\n".join(part for part in [*first, *parts] if part) + "\n"
+
+
+def _written(node: ast.stmt, code: str) -> str:
+    try:
+        return ast.unparse(node)
+    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits, to be written anew
+        start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+        return "\n".join(code.splitlines()[start - 1 : node.end_lineno])
 
 
 def _is_kept(node: ast.stmt, without: str) -> bool:

@@ -135,6 +135,14 @@ def test_cooperation_is_graded_by_what_becomes_of_the_helpers_result(body, grade
     assert parts(HELPER, f"{PROBLEM['prompt']}    {body}\n")["cooperation"] == grade
 
 
+@pytest.mark.parametrize("value", ["not " * 2000 + "1", "1" + " + 1" * 2000, "x" + ".y()" * 900, "0x" + "f" * 6000])
+def test_code_that_cannot_be_written_anew_ends_no_run(value):
+    deep = f"\n\n@property\ndef other(x):\n    return {value}\n"
+    found = parts(HELPER, MAIN.replace("\n```\nIt sorts", f"{deep}above([1], 2)\n```\nIt sorts"))
+    assert (found["structure"], found["tests"]) in ((1.0, 1.5), (1.0, 0.0))  # 0: it cannot be compiled either
+    assert value not in ("0x" + "f" * 6000, "x" + ".y()" * 900) or found == FULL
+
+
 def test_joint_answers_are_scored_in_their_order_through_the_contract():
     scores = Reward(CodeReward(sandbox=Trusting()), num_agents=2).score(
         [[HELPER, "", HELPER], [MAIN, MAIN, CANONICAL]],
