@@ -155,7 +155,7 @@ def cooperation(main: str, entry_point: str) -> float:
     """
     tree = parsed(main)
     function = None if tree is None else function_named(tree, entry_point)
-    if function is None or _binds(function, AUX):
+    if tree is None or function is None or _binds(function, AUX) or _binds_above(tree, AUX):
         return 0.0
     uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == AUX]
     if not uses:
@@ -176,6 +176,17 @@ def _binds(function: ast.FunctionDef, name: str) -> bool:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
             return True
     return False
+
+
+def _binds_above(tree: ast.Module, name: str) -> bool:
+    """Does an import or an assignment of the top level, which the program keeps, give the name something else?"""
+    kept = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign)]
+    found = [each for node in kept for each in ast.walk(node)]
+    return any(
+        (isinstance(each, ast.alias) and (each.asname or each.name) == name)
+        or (isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store))
+        for each in found
+    )
 
 
 def _is_used(use: ast.Name, parents: dict[ast.AST, ast.AST], read: set[str]) -> bool:
