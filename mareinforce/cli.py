@@ -171,7 +171,9 @@ class MareinforceCLI(LightningCLI):
             if stopped.received is None:
                 raise
         if stopped.received is not None:
-            sys.stderr.write(f"stopped by {stopped.received.name}; --ckpt_path last goes on from there\n")
+            kept = trainer.lightning_module is not None and trainer.lightning_module.batches > 0
+            after = "--ckpt_path last goes on from there" if kept else "before a whole step, so nothing was kept"
+            sys.stderr.write(f"stopped by {stopped.received.name}; {after}\n")
             raise SystemExit(stopped.exit_status)
 
     def validate(self, model: MultiAgentReinforce, **kwargs: Any) -> None:

@@ -100,7 +100,8 @@ class ProtocolEvaluation(L.Callback):
         resumed = trainer.ckpt_path is not None
         self.summaries = json.loads(written.read_text(encoding="utf-8")) if resumed and written.exists() else {}
         if self.protocol.at_start and not resumed:
-            self._evaluate(trainer, pl_module, "start")
+            module: Any = pl_module
+            module.interruptible(lambda: self._evaluate(trainer, module, "start"))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.protocol.at_end:

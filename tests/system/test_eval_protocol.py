@@ -184,7 +184,7 @@ def test_a_resumed_run_keeps_what_its_start_was_like(tmp_path):
 
 def test_a_protocol_without_rows_is_refused_before_anything_is_trained(tmp_path):
     rewarded = []
-    with pytest.raises(ConfigError, match="data.eval"):
+    with pytest.raises(ConfigError, match=r"data\.eval"):
         train(
             tmp_path,
             reward=lambda first, second: rewarded.append(1) or [0.0] * len(first),
