@@ -151,7 +151,7 @@ class MareinforceCLI(LightningCLI):
         if self.command == "fit":
             kwargs |= self._training_arguments(arguments)
         else:
-            kwargs |= {"logger": False, "enable_checkpointing": False}
+            kwargs |= {"logger": False, "enable_checkpointing": False, "callbacks": []}  # callbacks are for training
             if (protocol := self.config_init[self.command].eval) is not None:
                 self.run_folder = new_run_folder(arguments.default_root_dir, "eval")
                 kwargs["callbacks"] = [ProtocolEvaluation(protocol, self.run_folder)]
@@ -171,7 +171,9 @@ class MareinforceCLI(LightningCLI):
             if stopped.received is None:
                 raise
         if stopped.received is not None:
-            sys.stderr.write(f"stopped by {stopped.received.name}; --ckpt_path last goes on from there\n")
+            kept = trainer.lightning_module is not None and trainer.lightning_module.batches > 0
+            after = "--ckpt_path last goes on from there" if kept else "before a whole step, so nothing was kept"
+            sys.stderr.write(f"stopped by {stopped.received.name}; {after}\n")
             raise SystemExit(stopped.exit_status)
 
     def validate(self, model: MultiAgentReinforce, **kwargs: Any) -> None:

@@ -88,9 +88,20 @@ class ProtocolEvaluation(L.Callback):
         self.folder = folder
         self.summaries: dict[str, Any] = {}
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse to train towards an evaluation that has no rows. Raises ConfigError, before a model loads."""
+        data: Any = getattr(trainer, "datamodule", None)
+        if data is None or not data.eval_rows(1):
+            raise ConfigError("eval: there is nothing to evaluate on; name rows in data.eval.")
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.protocol.at_start:
-            self._evaluate(trainer, pl_module, "start")
+        """A run that goes on keeps what its start was like; its agents are others by now."""
+        written = self._folder(trainer) / SUMMARY_FILE
+        resumed = trainer.ckpt_path is not None
+        self.summaries = json.loads(written.read_text(encoding="utf-8")) if resumed and written.exists() else {}
+        if self.protocol.at_start and not resumed:
+            module: Any = pl_module
+            module.interruptible(lambda: self._evaluate(trainer, module, "start"))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.protocol.at_end:
@@ -100,11 +111,12 @@ class ProtocolEvaluation(L.Callback):
         if not trainer.training and not trainer.sanity_checking:
             self._evaluate(trainer, pl_module, "evaluation")
 
+    def _folder(self, trainer: L.Trainer) -> Path:
+        return Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+
     def _evaluate(self, trainer: Any, module: Any, at: str) -> None:
         count = None if self.protocol.rows == "all" else self.protocol.rows
         rows = trainer.datamodule.eval_rows(count)
-        if not rows:
-            raise ConfigError("eval: there is nothing to evaluate on; name rows in data.eval.")
         start = time.perf_counter()
         seed = module.seed if self.protocol.seed is None else self.protocol.seed
         episode = Episode.evaluation(module.config, seed)
@@ -119,7 +131,7 @@ class ProtocolEvaluation(L.Callback):
         summary |= {"agents": module.agent_names(), "protocol": dataclasses.asdict(self.protocol)}
         self.summaries[at] = summary
         if trainer.is_global_zero:
-            folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+            folder = self._folder(trainer)
             _append(folder / SAMPLES_FILE, [_line(at, one, turn) for one in played for turn in range(len(one.path))])
             _replace(folder / SUMMARY_FILE, json.dumps(self.summaries, indent=2))
 

@@ -55,7 +55,9 @@ def load(module: MultiAgentReinforce, checkpoint: dict[str, Any]) -> dict[str, A
         learner.load_state_dict(saved)
     module.means.load_state_dict(state["means"])
     module.logged_env_step = state["logged_env_step"]
-    module.loaded_expansion().overlong.update(state["overlong"])
+    overlong = module.loaded_expansion().overlong
+    overlong.clear()  # a trainer that goes on by itself has counted already
+    overlong.update(state["overlong"])
     if not module.trainer.training:
         return None
     for logger, rows in zip(_tables(module), state["metrics_rows"], strict=False):

@@ -69,7 +69,8 @@ def _describe_agent(team: Team, agent: int, learns: bool) -> dict[str, str]:
         record["base"] = digest(adapters.base_weights(network).items())
         if adapter is not None:
             config: Any = network.peft_config[adapter]
-            record["adapter"] = f"r={config.r} lora_alpha={config.lora_alpha}"
+            scaled = " use_rslora" if config.use_rslora else ""
+            record["adapter"] = f"r={config.r} lora_alpha={config.lora_alpha}{scaled}"
             record["training"] = "adapter" if learns else "none"
             if not learns:
                 record["frozen adapter"] = digest(adapters.adapter_weights(network, adapter).items())

@@ -102,11 +102,12 @@ class Tokenization:
         """What people and rewards read of sampled ids [L]: with the beginning that was set, without a stop string."""
         return self.rendering.prefill + self.rendering.before_stop(self.decode(ids))
 
-    def stops(self, ids: list[int]) -> bool:
-        """Has the text of sampled ids come to a stop string?"""
+    def stops(self, ids: list[int], *, before: int = 0) -> bool:
+        """Has the text of sampled ids come to a stop string? ``before``: how many are known not to hold one."""
         if not self.rendering.stop:
             return False
-        tail = ids[-self.rendering.longest_stop() :]  # a token is at least one character, but for bytes of one
+        # a token is at least one character, but for bytes of one
+        tail = ids[max(0, min(before, len(ids) - self.rendering.longest_stop())) :]
         return any(stop in self.tokenizer.decode(tail) for stop in self.rendering.stop)
 
     def _ids(self, text: str, *, special: bool) -> list[int]:

@@ -25,7 +25,8 @@ class RolloutBuffer:
     def add(self, node: NodeSamples) -> list[NodeSamples]:
         """Add a node's samples; return the whole buffer, emptied, if that filled it, else an empty list."""
         self.nodes.append(node)
-        return self.flush() if len(self.nodes) == self.capacity else []
+        # a resumed run may have fewer places than what waits already
+        return self.flush() if self.capacity is not None and len(self.nodes) >= self.capacity else []
 
     def flush(self) -> list[NodeSamples]:
         """Return what is left and forget it."""

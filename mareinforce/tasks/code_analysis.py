@@ -128,10 +128,17 @@ def joined(preamble: str, helper: str, main: str) -> str:
             continue
         kept = [node for node in tree.body if _is_kept(node, without)]
         futures += [node for node in kept if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-        tree.body = [node for node in kept if node not in futures]
-        parts.append(ast.unparse(tree))
+        parts.append("\n\n".join(_written(node, code) for node in kept if node not in futures))
     first = [ast.unparse(node) for node in futures]  # Python wants them before everything else
     return "\n\n".join(part for part in [*first, *parts] if part) + "\n"
+
+
+def _written(node: ast.stmt, code: str) -> str:
+    try:
+        return ast.unparse(node)
+    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits, to be written anew
+        start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+        return "\n".join(code.splitlines()[start - 1 : node.end_lineno])
 
 
 def _is_kept(node: ast.stmt, without: str) -> bool:
@@ -148,7 +155,7 @@ def cooperation(main: str, entry_point: str) -> float:
     """
     tree = parsed(main)
     function = None if tree is None else function_named(tree, entry_point)
-    if function is None or _binds(function, AUX):
+    if tree is None or function is None or _binds(function, AUX) or _binds_above(tree, AUX):
         return 0.0
     uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == AUX]
     if not uses:
@@ -169,6 +176,17 @@ def _binds(function: ast.FunctionDef, name: str) -> bool:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
             return True
     return False
+
+
+def _binds_above(tree: ast.Module, name: str) -> bool:
+    """Does an import or an assignment of the top level, which the program keeps, give the name something else?"""
+    kept = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign)]
+    found = [each for node in kept for each in ast.walk(node)]
+    return any(
+        (isinstance(each, ast.alias) and (each.asname or each.name) == name)
+        or (isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store))
+        for each in found
+    )
 
 
 def _is_used(use: ast.Name, parents: dict[ast.AST, ast.AST], read: set[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,6 +21,7 @@ from mareinforce.errors import ConfigError
 from mareinforce.module import MultiAgentReinforce
 from mareinforce.quiet import quiet
 from mareinforce.run_folder import new_run_folder
+from mareinforce.signals import StopBySignal
 
 __all__ = [
     "MAGRPOConfig",
@@ -141,21 +143,29 @@ class MAGRPOTrainer:
         self.data.setup("fit")  # refuse bad rows before a folder is made or a model loads
         checkpoint = checkpoint_to_resume(resume_from_checkpoint, self._root, "resume_from_checkpoint")
         self.run_folder = folder_of_run(checkpoint) or new_run_folder(self._root)
+        stopping = StopBySignal()
         with quiet():
             trainer = L.Trainer(
                 accelerator=self._accelerator,
                 devices=1,
                 max_epochs=self.args.num_train_epochs,
                 logger=[MetricsCSV(self.run_folder), *self._trackers()],
-                callbacks=[*self._checkpointing(), *self._callbacks],
+                callbacks=[*self._checkpointing(), *self._callbacks, stopping],
                 default_root_dir=self.run_folder,
                 log_every_n_steps=1,
                 enable_model_summary=False,
             )
             try:
                 trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint)
+            except SystemExit:
+                if stopping.received is None:
+                    raise
             finally:
                 self.module.teardown("fit")  # which Lightning leaves out after an error
+        if stopping.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        if stopping.received is not None:
+            raise SystemExit(stopping.exit_status)
 
     def evaluate(self, num_eval_samples: int | None = None) -> dict[str, float]:
         """Play the first `num_eval_samples` rows (default: `args.eval_num_samples`) of `eval_dataset`, each once.

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from mareinforce.checkpoint import TeamCheckpoint
 from mareinforce.errors import ConfigError
 from mareinforce.eval_arguments import configuration_arguments
 from mareinforce.eval_protocol import EvalProtocol, ProtocolEvaluation
@@ -160,3 +161,34 @@ class TestWhoIsEvaluated:
         (tmp_path / "config.yaml").write_text("model: {}\n")
         with pytest.raises(ConfigError, match="it has no agents/agent_0"):
             configuration_arguments(["--run", str(tmp_path)])
+
+
+def test_a_resumed_run_keeps_what_its_start_was_like(tmp_path):
+    every_batch = TeamCheckpoint(every_n_batches=1, keep_last=9)
+    protocol = EvalProtocol(at_start=True)
+    callbacks = [ProtocolEvaluation(protocol), every_batch]
+    made = train(tmp_path, reward=agree, rows=ROWS, eval_dataset=ROWS, callbacks=callbacks, eval_interval=0)
+    before = json.loads((made.run_folder / "eval_summary.json").read_text())
+    samples = (made.run_folder / "eval.jsonl").read_text()
+    middle = next((made.run_folder / "checkpoints").glob("batch=2-*.ckpt"))
+    for _ in range(2):
+        made.train(resume_from_checkpoint=middle)
+        after = json.loads((made.run_folder / "eval_summary.json").read_text())
+        assert {name: summary["env_step"] for name, summary in after.items()} == {
+            name: summary["env_step"] for name, summary in before.items()
+        }
+        assert after["start"] == before["start"]
+        assert (made.run_folder / "eval.jsonl").read_text() == samples
+        callbacks[0].summaries = {}  # as in a process of its own
+
+
+def test_a_protocol_without_rows_is_refused_before_anything_is_trained(tmp_path):
+    rewarded = []
+    with pytest.raises(ConfigError, match=r"data\.eval"):
+        train(
+            tmp_path,
+            reward=lambda first, second: rewarded.append(1) or [0.0] * len(first),
+            rows=ROWS,
+            callbacks=[ProtocolEvaluation(EvalProtocol())],
+        )
+    assert not rewarded

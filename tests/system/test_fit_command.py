@@ -116,6 +116,16 @@ def test_evaluation_prints_metrics_and_writes_nothing(folder: Path, capsys) -> N
     ]
 
 
+def test_a_run_with_callbacks_of_its_own_can_be_evaluated(folder: Path, capsys) -> None:
+    every_batch = '[{"class_path": "mareinforce.checkpoint.TeamCheckpoint", "init_args": {"every_n_batches": 1}}]'
+    quiet = ["--trainer.enable_progress_bar", "false"]
+    assert fit.main(["--config", "recipe.yaml", *quiet, f"--trainer.callbacks={every_batch}"]) == 0
+    for arguments in (["--run", "runs/run_0001"], ["--config", "runs/run_0001/config.yaml", "--ckpt_path", "last"]):
+        capsys.readouterr()
+        assert evaluate.main([*arguments, *quiet]) == 0
+        assert "eval/turn_1/reward_mean" in json.loads(capsys.readouterr().out)
+
+
 def test_a_users_bug_shows_the_users_traceback(folder: Path, capsys) -> None:
     assert fit.main(["--config", "recipe.yaml", "--model.reward_func", "my_task.failing"]) == 1
     said = capsys.readouterr().err

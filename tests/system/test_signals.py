@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mareinforce.csv_log import read_metrics
+from tests.system.runs import metrics, rank, trainer
 
 ROOT = Path(__file__).parents[2]
 TASK = '''
@@ -130,3 +131,21 @@ def stubborn():
         except BaseException:
             pass
 '''
+
+
+def test_from_python_a_signal_leaves_a_checkpoint_too(tmp_path):
+    calls = []
+
+    def reward(first, second):
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return rank(first, second)
+
+    made = trainer(tmp_path, reward, rows=("go", "on", "up", "by"))
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+    assert [path.name for path in (made.run_folder / "checkpoints").iterdir()] == ["batch=2-updates=2.ckpt"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    made.train(resume_from_checkpoint="last")
+    assert len(metrics(made)) == 4

@@ -27,6 +27,15 @@ def test_a_buffer_gives_its_samples_when_it_is_full_and_the_rest_when_flushed():
     assert buffer.flush() == []
 
 
+def test_a_buffer_that_is_resumed_with_fewer_places_is_full_at_the_next_sample():
+    before, after = RolloutBuffer(6), RolloutBuffer(3)
+    for step in range(5):
+        before.add((sample(0, step),))
+    after.load_state_dict(before.state_dict())
+    assert len(after.add((sample(0, 5),))) == 6
+    assert [len(after.add((sample(0, step),))) for step in range(6, 9)] == [0, 0, 3]
+
+
 def test_a_buffer_without_capacity_waits_for_the_flush():
     buffer = RolloutBuffer(None)
     assert all(buffer.add((sample(0, step),)) == [] for step in range(9))

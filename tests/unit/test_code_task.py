@@ -135,6 +135,21 @@ def test_cooperation_is_graded_by_what_becomes_of_the_helpers_result(body, grade
     assert parts(HELPER, f"{PROBLEM['prompt']}    {body}\n")["cooperation"] == grade
 
 
+@pytest.mark.parametrize("own", ["aux = mine", "from builtins import sorted as aux", "other = aux = mine"])
+def test_an_aux_of_the_main_agents_own_is_no_cooperation(own):
+    mine = "def mine(numbers, limit):\n    return [n for n in numbers if n > limit]"
+    asked = "def above(numbers, limit):\n    return sorted(n for n in aux(numbers) if n > limit)"
+    assert parts(HELPER, f"{mine}\n{own}\n{asked}")["cooperation"] == 0.0
+
+
+@pytest.mark.parametrize("value", ["not " * 2000 + "1", "1" + " + 1" * 2000, "x" + ".y()" * 900, "0x" + "f" * 6000])
+def test_code_that_cannot_be_written_anew_ends_no_run(value):
+    deep = f"\n\n@property\ndef other(x):\n    return {value}\n"
+    found = parts(HELPER, MAIN.replace("\n```\nIt sorts", f"{deep}above([1], 2)\n```\nIt sorts"))
+    assert (found["structure"], found["tests"]) in ((1.0, 1.5), (1.0, 0.0))  # 0: it cannot be compiled either
+    assert value not in ("0x" + "f" * 6000, "x" + ".y()" * 900) or found == FULL
+
+
 def test_joint_answers_are_scored_in_their_order_through_the_contract():
     scores = Reward(CodeReward(sandbox=Trusting()), num_agents=2).score(
         [[HELPER, "", HELPER], [MAIN, MAIN, CANONICAL]],

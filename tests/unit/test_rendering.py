@@ -12,7 +12,7 @@ from mareinforce.agents.tokenization import Tokenization
 from mareinforce.errors import ConfigError, OverlongPrompt, PromptError
 from mareinforce.rollout.engines.transformers import TransformersEngine
 from mareinforce.types import Request, Sampling, StreamKey
-from tests.models import BOS, TEMPLATE, gpt2_model, table_model, table_tokenizer, word_tokenizer
+from tests.models import BOS, EOS, TEMPLATE, gpt2_model, table_model, table_tokenizer, word_tokenizer
 
 WORDS = ("a", "b", "c", "user", "assistant", "system", "named", "think")
 THINKING = TEMPLATE + "{% if add_generation_prompt and enable_thinking is not defined %} think{% endif %}"
@@ -122,6 +122,17 @@ class TestAnswers:
         assert len(first.logprobs) == 3  # the stop string is scored: the policy chose to say it
         assert [(len(one.ids), one.ended) for one in sample()] == [(9, False), (9, False)]
         assert [len(one.ids) for one in sample(stop=("never",))] == [9, 9]
+
+    def test_a_stop_string_that_came_before_the_least_length_ends_it_there(self):
+        words = word_tokenizer()
+        first, end = words.convert_tokens_to_ids(["a", "z"])
+        table = torch.full((len(words), len(words)), -30.0)
+        for token in range(first, end):
+            table[token, token + 1] = 30.0  # b c d e ...
+        team = Team([table_model(table, EOS)], [words], 20, renderings=[Rendering(stop=("c",))])
+        request = Request(0, torch.tensor([first]), (StreamKey("train", 0, 0, 0, (), 0, 0),))
+        ((found,),) = TransformersEngine(team).sample([request], Sampling(20, 8))
+        assert (len(found.ids), found.ended, found.text.strip()) == (8, True, "b")
 
     def test_no_stop_before_the_least_length(self):
         table = torch.full((3, 3), -30.0)

@@ -205,8 +205,9 @@ class _StopStrings(StoppingCriteria):
         length = input_ids.shape[1] - self._prompt_width
         if length >= self._min_new_tokens:
             answers = input_ids[:, self._prompt_width :].tolist()
+            before = length - 1 if length > self._min_new_tokens else 0  # until then nobody has looked
             for row, (tokenization, ids) in enumerate(zip(self._tokenizations, answers, strict=True)):
-                if self.lengths[row] is None and tokenization.stops(ids):
+                if self.lengths[row] is None and tokenization.stops(ids, before=before):
                     self.lengths[row] = length
         return torch.tensor([length is not None for length in self.lengths], device=input_ids.device)
 
