@@ -108,6 +108,9 @@ def _check_together(config: MAGRPOConfig) -> None:
             f"train_batch_size={batch}: must be at most rollout_buffer_size={buffer}; raise the buffer, or leave "
             f"train_batch_size out to use the whole buffer."
         )
+    ours = {"conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message"}
+    if taken := ours & (config.chat_template_kwargs or {}).keys():
+        raise ConfigError(f"chat_template_kwargs.{min(taken)}: is set for every prompt already; leave it out.")
     for field in ("system_prompt", "assistant_prefill"):
         texts = getattr(config, field)
         if isinstance(texts, list) and len(texts) != config.num_agents:

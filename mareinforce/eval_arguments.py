@@ -15,6 +15,7 @@ _ONLY_FOR_TRAINING = {
     "model.agent_model": "null",
     "model.lora": "null",
     "model.share_policy": "false",
+    "model.tokenizer": "null",
     "model.trainable": "null",
     "model.config.reference_kl_enabled": "false",
     "model.config.reference": "null",

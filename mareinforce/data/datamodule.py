@@ -40,6 +40,10 @@ class KeyedOrder(Sampler[int]):
         self._size, self._seed, self._shuffle, self._epoch = size, seed, shuffle, 0
         self.start = 0
 
+    def described(self) -> dict[str, Any]:
+        """What decides the order."""
+        return {"rows": self._size, "seed": self._seed, "shuffle": self._shuffle}
+
     def set_epoch(self, epoch: int) -> None:
         """Lightning tells the epoch that begins."""
         self._epoch = epoch
@@ -66,14 +70,29 @@ class TrainingLoader(DataLoader[IndexedRow]):
         super().__init__(rows, batch_size=batch_size, sampler=order, collate_fn=as_list, generator=torch.Generator())
         self._order, self._batches_done = order, batches_done
 
-    def state_dict(self) -> dict[str, int]:
-        """How far the epoch has come: 0 at its end."""
-        return {"batches": self._batches_done() % len(self)}
+    def state_dict(self) -> dict[str, Any]:
+        """How far the epoch has come (0 at its end), and what the order of its rows and batches depends on."""
+        return {"batches": self._batches_done() % len(self), **self._order_of_epoch()}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Leave out what is done, the next time that rows are asked for."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Leave out what is done, the next time that rows are asked for.
+
+        Raises ConfigError in the middle of an epoch whose rows would now come in another order, or in other batches.
+        """
         assert self.batch_size is not None
+        here = self._order_of_epoch()
+        differing = [name for name, value in here.items() if state[name] != value] if state["batches"] else []
+        if differing:
+            name = differing[0]
+            raise ConfigError(
+                f"the checkpoint is from the middle of an epoch with {name}={state[name]!r}, and here it is "
+                f"{here[name]!r}, so rows would be left out or come twice. Set it as it was, or go on from the end of "
+                f"an epoch."
+            )
         self._order.start = state["batches"] * self.batch_size
+
+    def _order_of_epoch(self) -> dict[str, Any]:
+        return {"prompts_per_step": self.batch_size, **self._order.described()}
 
 
 def as_list(batch: list[IndexedRow]) -> list[IndexedRow]:

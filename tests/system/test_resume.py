@@ -174,3 +174,14 @@ def test_last_without_a_checkpoint_is_refused(tmp_path):
     shutil.copytree(made.run_folder, tmp_path / "elsewhere" / "run_0001")
     with pytest.raises(ConfigError, match="is of another team"):
         run(tmp_path / "elsewhere", None, resume="last")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [({"prompts_per_step": 2}, "prompts_per_step"), ({"seed": 9}, "seed"), ({"shuffle": False}, "shuffle")],
+)
+@pytest.mark.filterwarnings("ignore:prompts_per_step=2")
+def test_another_order_in_the_middle_of_an_epoch_is_refused(tmp_path, change, name):
+    run(tmp_path, 2)
+    with pytest.raises(ConfigError, match=f"from the middle of an epoch with {name}="):
+        run(tmp_path, None, resume="last", **change)

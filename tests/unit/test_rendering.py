@@ -87,6 +87,10 @@ def test_settings_are_one_for_all_or_one_an_agent():
         ({"stop": ["a", ""]}, "must be texts that are not empty"),
         ({"chat_template": "yes"}, "chat_template='yes': must be true or false or auto"),
         ({"chat_template_kwargs": "no"}, "chat_template_kwargs='no': must be key: value pairs or null"),
+        (
+            {"chat_template_kwargs": {"tokenize": True}},
+            "chat_template_kwargs.tokenize: is set for every prompt",
+        ),
         ({"history": "mine"}, "history='mine': must be none | own | all"),
     ],
 )
