@@ -14,6 +14,8 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from mareinforce.whole_files import write_whole
+
 FILE_NAME = "metrics.csv"
 _CURVES = ("reward_mean", "expected_return")
 _CURVE = re.compile(rf"turn_(\d+)/({'|'.join(_CURVES)})")
@@ -108,15 +110,14 @@ class MetricsCSV(Logger):
         text = self.path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
         if whole != text:  # killed in the middle of a row: the next one must not be glued to it
-            _replace(self.path, whole)
+            write_whole(self.path, whole)
         return next(csv.reader(io.StringIO(whole)), [])
 
     def _rewrite(self, count: int | None = None) -> None:
         rows = read_metrics(self.path)[:count] if self.path.exists() else []
         assert self._columns is not None
         lines = [self._columns, *([row.get(column, "") for column in self._columns] for row in rows)]
-        self._folder.mkdir(parents=True, exist_ok=True)
-        _replace(self.path, "".join(_line(values) for values in lines))
+        write_whole(self.path, "".join(_line(values) for values in lines))
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
@@ -148,9 +149,3 @@ def _line(values: Iterable[Any]) -> str:
 def _append(path: Path, values: Iterable[Any]) -> None:
     with path.open("a", newline="", encoding="utf-8") as file:  # closed, so flushed, row by row
         file.write(_line(values))
-
-
-def _replace(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_text(text, encoding="utf-8", newline="")
-    os.replace(aside, path)

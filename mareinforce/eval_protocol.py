@@ -21,6 +21,7 @@ from mareinforce.rollout.credit import assign_returns
 from mareinforce.rollout.expand import Episode, Expansion
 from mareinforce.rollout.tree import Node, nodes_by_level
 from mareinforce.types import IndexedRow
+from mareinforce.whole_files import write_whole
 
 SAMPLES_FILE, SUMMARY_FILE = "eval.jsonl", "eval_summary.json"
 
@@ -133,7 +134,7 @@ class ProtocolEvaluation(L.Callback):
         if trainer.is_global_zero:
             folder = self._folder(trainer)
             _append(folder / SAMPLES_FILE, [_line(at, one, turn) for one in played for turn in range(len(one.path))])
-            _replace(folder / SUMMARY_FILE, json.dumps(self.summaries, indent=2))
+            write_whole(folder / SUMMARY_FILE, json.dumps(self.summaries, indent=2))
 
 
 def play(
@@ -187,15 +188,7 @@ def _append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     kept = []
     if path.exists():
         kept = [line for line in path.read_text(encoding="utf-8").split("\n") if line and json.loads(line)["at"] != at]
-    _replace(path, "\n".join([*kept, *(json.dumps(line, ensure_ascii=False) for line in lines)]) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    aside = path.with_name(f".{path.name}.part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    write_whole(path, "\n".join([*kept, *(json.dumps(line, ensure_ascii=False) for line in lines)]) + "\n")
 
 
 def _whole(value: Any, least: int) -> bool:

@@ -17,7 +17,6 @@ from mareinforce.checkpoint import TeamCheckpoint
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
 )  # SLURM announces pre-emption by the last, or by SIGTERM
-INTERRUPTED, TERMINATED = 130, 143
 
 
 class StopRequested(KeyboardInterrupt):
@@ -43,7 +42,7 @@ class StopBySignal(L.Callback):
     @property
     def exit_status(self) -> int:
         """130 after SIGINT, 143 after another; as shells say it."""
-        return INTERRUPTED if self.received == signal.SIGINT else TERMINATED
+        return 128 + (signal.SIGINT if self.received == signal.SIGINT else signal.SIGTERM)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take over from Lightning, whose own handlers end a run in the middle of a step, or with status 0."""
