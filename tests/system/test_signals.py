@@ -17,6 +17,7 @@ from tests.system.runs import metrics, rank, trainer
 
 ROOT = Path(__file__).parents[2]
 TASK = '''
+import random
 import time
 from pathlib import Path
 
@@ -24,14 +25,15 @@ CALLS = 0
 
 
 def reward(first, second):
-    """Says when it is called for the third time, and then takes its time."""
+    """Draws a number, says when it is called for the fifth time, and then takes its time."""
     global CALLS
     CALLS += 1
-    if CALLS == 3 and Path("slow").exists():
+    noise = random.random()
+    if CALLS == 5 and Path("slow").exists():
         Path("slow").unlink()
         Path("here").touch()
         time.sleep(120)
-    return [len(b) - len(a) for a, b in zip(first, second)]
+    return [len(b) - len(a) + noise * len(a) for a, b in zip(first, second)]
 '''
 CONFIG = """
 model:
@@ -98,7 +100,8 @@ def test_a_signal_in_a_slow_reward_ends_the_run_and_it_goes_on_as_if_nothing_was
     run = folder / "runs" / "run_0001"
     assert not (run / "agents").exists()  # nothing is exported as if it had finished
     (checkpoint,) = (run / "checkpoints").glob("*.ckpt")
-    assert checkpoint.name == "batch=1-updates=1.ckpt"  # an evaluation and two batches: the third call is in the second
+    # evaluation, two batches, evaluation: the fifth call is in the third batch, whose evaluation is logged already
+    assert checkpoint.name == "batch=2-updates=2.ckpt"
     assert finish(start(folder, "--ckpt_path", "last"))[0] == 0
     assert finish(start(folder))[0] == 0  # without a signal
     for name, weight in weights(folder, "run_0002").items():

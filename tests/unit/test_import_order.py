@@ -23,6 +23,7 @@ LAYERS = [
         "run_folder",
         "assets",
         "devices",
+        "whole_files",
         "random_states",
     },
     {"algorithms", "rollout.tree"},
