@@ -9,13 +9,13 @@ from mareinforce.csv_log import MetricsCSV
 from mareinforce.random_states import random_states
 
 if TYPE_CHECKING:
-    from mareinforce.module import MultiAgentReinforce
+    from mareinforce.team_module import TeamModule
 
 PREFIX = "team."
 """Of the team's weights in a checkpoint."""
 
 
-def save(module: MultiAgentReinforce, checkpoint: dict[str, Any]) -> None:
+def save(module: TeamModule, checkpoint: dict[str, Any]) -> None:
     """Add the run's own state to a checkpoint, and take everything out of it that is never trained."""
     team = module.loaded_team()
     trained = {f"{PREFIX}{name}" for name in team.trained_state()}
@@ -32,7 +32,7 @@ def save(module: MultiAgentReinforce, checkpoint: dict[str, Any]) -> None:
     }
 
 
-def boundary(module: MultiAgentReinforce) -> dict[str, Any]:
+def boundary(module: TeamModule) -> dict[str, Any]:
     """What a step that is given up in the middle may have changed already, as it is between two steps."""
     return {
         "overlong": dict(module.loaded_expansion().overlong),
@@ -41,7 +41,7 @@ def boundary(module: MultiAgentReinforce) -> dict[str, Any]:
     }
 
 
-def load(module: MultiAgentReinforce, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+def load(module: TeamModule, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
     """Go on from a checkpoint. Returns the random states to take up when the first batch starts; None: not training.
 
     Raises ConfigError if it is of another team, or not whole.
@@ -65,5 +65,5 @@ def load(module: MultiAgentReinforce, checkpoint: dict[str, Any]) -> dict[str, A
     return dict(state["random"])
 
 
-def _tables(module: MultiAgentReinforce) -> list[MetricsCSV]:
+def _tables(module: TeamModule) -> list[MetricsCSV]:
     return [logger for logger in module.loggers if isinstance(logger, MetricsCSV)]

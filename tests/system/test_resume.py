@@ -146,7 +146,7 @@ def test_what_a_killed_run_did_after_its_checkpoint_is_left_out(tmp_path):
 def test_without_the_random_states_it_would_be_another_run(tmp_path, monkeypatch):
     unbroken, _ = run(tmp_path / "unbroken", None)
     run(tmp_path / "stopped", 3)
-    monkeypatch.setattr("mareinforce.module.set_random_states", lambda states: None)
+    monkeypatch.setattr("mareinforce.team_module.set_random_states", lambda states: None)
     resumed, _ = run(tmp_path / "stopped", None, resume="last")
     with pytest.raises(AssertionError):
         assert_equal(resumed, unbroken)

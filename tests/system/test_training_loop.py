@@ -118,7 +118,7 @@ def test_gradient_norms_before_clipping_are_logged_for_every_agent(tmp_path, mon
     def build_optimizer(agent_weights, rate, config):
         return torch.optim.SGD(agent_weights, lr=rate)  # moves by the gradient itself
 
-    monkeypatch.setattr("mareinforce.module.build_optimizer", build_optimizer)
+    monkeypatch.setattr("mareinforce.team_module.build_optimizer", build_optimizer)
     agents = table_team()
     with torch.no_grad():
         agents[0][1].table.weight[:, 7] += 3.0  # the second agent says x most of the time

@@ -32,6 +32,7 @@ LAYERS = [
     {"optim", "metrics", "checkpoint", "signals", "csv_log", "rollout_table", "notices", "evaluation"},
     {"eval_statistics", "eval_summary", "eval_protocol"},
     {"learner", "run_state"},
+    {"team_module"},
     {"module"},
     {"cli", "trainers", "parse_errors", "trainer_rules", "reporting", "run_summary", "config_links", "eval_arguments"},
     {"fit", "evaluate"},
