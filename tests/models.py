@@ -22,6 +22,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -152,3 +154,27 @@ def llama_model(
     )
     torch.manual_seed(seed)
     return LlamaForCausalLM(config).eval()
+
+
+def qwen2_model(
+    vocabulary: int, *, window: int | None = None, seed: int = 0, eos: int | list[int] = EOS
+) -> Qwen2ForCausalLM:
+    """Qwen2 of 2 layers and width 32: grouped heads, biases, tied weights. ``window``: how far back layers look."""
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        max_position_embeddings=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        bos_token_id=BOS,
+        eos_token_id=eos,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+        use_sliding_window=window is not None,
+        sliding_window=window,
+        max_window_layers=0,
+    )
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(config).eval()

@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 from peft import PeftModelForCausalLM
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationConfig
 
 from mareinforce.agents.adapters import inner_model
 from mareinforce.agents.team import Team
+from mareinforce.rollout.engines import decoding, generation
 from mareinforce.rollout.engines import transformers as engine_module
 from mareinforce.rollout.engines.transformers import TransformersEngine
 from mareinforce.types import Request, Sampling, StreamKey
@@ -48,16 +49,19 @@ def said(answers):
     return [[one.ids.tolist() for one in completions] for completions in answers]
 
 
+OWN_LOOP = pytest.mark.parametrize("own_loop", [True, False], ids=["own loop", "generate"])
+
+
 @pytest.fixture
 def calls(monkeypatch):
-    """The number of rows in each call of transformers' generate."""
-    rows, plain = [], GenerationMixin.generate
+    """The number of rows in each batch."""
+    rows, plain = [], engine_module.decode
 
-    def generate(self, *args, **kwargs):
-        rows.append(len(kwargs["input_ids"]))
-        return plain(self, *args, **kwargs)
+    def decode(batch):
+        rows.append(len(batch.sources))
+        return plain(batch)
 
-    monkeypatch.setattr(GenerationMixin, "generate", generate)
+    monkeypatch.setattr(engine_module, "decode", decode)
     return rows
 
 
@@ -123,16 +127,26 @@ def test_adapters_of_different_shapes_are_mixed_where_peft_can(tmp_path, word_co
         assert not torch.equal(logits(team, request.agent), logits(team, (request.agent + 1) % 3))
 
 
-def test_rows_given_to_the_wrong_adapter_say_something_else(tmp_path, word_count, monkeypatch):
+@OWN_LOOP
+def test_rows_given_to_the_wrong_adapter_say_something_else(tmp_path, word_count, monkeypatch, own_loop):
     team = build(tmp_path, llama_model(word_count))
-    right = said(TransformersEngine(team).sample(requests(), Sampling(6)))
-    plain = PeftModelForCausalLM.generate
+    engine = TransformersEngine(team, own_loop=own_loop)
+    right = said(engine.sample(requests(), Sampling(6)))
+    method = "forward" if own_loop else "generate"
+    plain = getattr(PeftModelForCausalLM, method)
 
     def turned(self, *args, adapter_names, **kwargs):
         return plain(self, *args, adapter_names=adapter_names[::-1], **kwargs)
 
-    monkeypatch.setattr(PeftModelForCausalLM, "generate", turned)
-    assert said(TransformersEngine(team).sample(requests(), Sampling(6))) != right
+    monkeypatch.setattr(PeftModelForCausalLM, method, turned)
+    assert said(engine.sample(requests(), Sampling(6))) != right
+
+
+def test_both_ways_of_sampling_mix_adapters_alike(tmp_path, word_count):
+    team = build(tmp_path, llama_model(word_count))
+    ours, theirs = (TransformersEngine(team, own_loop=own).sample(requests(), Sampling(8)) for own in (True, False))
+    assert said(ours) == said(theirs)
+    assert len({tuple(ids) for answers in said(ours) for ids in answers}) > 4
 
 
 @pytest.mark.parametrize("budget", [1, 60, 10**6])
@@ -199,14 +213,15 @@ def test_flags_and_settings_of_the_user_come_back(tmp_path, word_count, training
     assert inner_model(network).prepare_inputs_for_generation == preparing
 
 
-def test_settings_come_back_after_an_error_too(tmp_path, word_count, monkeypatch):
+@OWN_LOOP
+def test_settings_come_back_after_an_error_too(tmp_path, word_count, monkeypatch, own_loop):
     team = build(tmp_path, llama_model(word_count))
     network = team.network(0).train()
     shipped = [network.generation_config, inner_model(network).generation_config]
-    monkeypatch.setattr(engine_module, "draw", lambda *_: 1 / 0)
+    monkeypatch.setattr(decoding if own_loop else generation, "draw", lambda *_: 1 / 0)
     for agents in ([0, 1], [0], [2]):
         with pytest.raises(ZeroDivisionError):
-            TransformersEngine(team).sample(requests(agents), Sampling(6))
+            TransformersEngine(team, own_loop=own_loop).sample(requests(agents), Sampling(6))
         assert network.generation_config is shipped[0]
         assert inner_model(network).generation_config is shipped[1]
         assert all(module.training for module in network.modules())

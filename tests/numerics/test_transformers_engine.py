@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from mareinforce.agents.team import Team
 from mareinforce.errors import NonFiniteError
-from mareinforce.rollout.engines import transformers as engine_module
+from mareinforce.rollout.engines import decoding, generation
 from mareinforce.rollout.engines.transformers import TransformersEngine
 from mareinforce.types import Request, Sampling, StreamKey
 from tests.models import (
@@ -51,18 +51,20 @@ class TestBatches:
         for one, other in zip(itertools.chain(*together), itertools.chain(*alone), strict=True):
             torch.testing.assert_close(one.logprobs, other.logprobs, atol=1e-5, rtol=0)
 
-    def test_a_row_without_its_own_positions_says_something_else(self, monkeypatch, words, word_count):
+    @pytest.mark.parametrize("way", [decoding, generation])
+    def test_a_row_without_its_own_positions_says_something_else(self, monkeypatch, words, word_count, way):
         team = Team([gpt2_model(word_count)], [words], 8)
         requests = [Request(0, SHORT, keys(6)), Request(0, LONG, keys(1, row=1))]
-        expected = said(TransformersEngine(team).sample(requests, Sampling(8)))
-        plain = engine_module.aligned_right
+        engine = TransformersEngine(team, own_loop=way is decoding)
+        expected = said(engine.sample(requests, Sampling(8)))
+        plain = way.aligned_right
 
         def attending_to_fillers(prompts):
             ids, attended = plain(prompts)
             return ids, torch.ones_like(attended)
 
-        monkeypatch.setattr(engine_module, "aligned_right", attending_to_fillers)
-        assert said(TransformersEngine(team).sample(requests, Sampling(8))) != expected
+        monkeypatch.setattr(way, "aligned_right", attending_to_fillers)
+        assert said(engine.sample(requests, Sampling(8))) != expected
 
     def test_greedy_text_of_a_short_row_is_that_of_the_row_alone(self, team):
         chosen = Sampling(8, temperature=0.0)
@@ -110,11 +112,13 @@ class TestShippedSettings:
         model.save_pretrained(tmp_path)
         return AutoModelForCausalLM.from_pretrained(tmp_path)
 
-    def test_they_are_not_used(self, distorting, words, caplog):
+    @pytest.mark.parametrize("own_loop", [True, False])
+    def test_they_are_not_used(self, distorting, words, caplog, own_loop):
         logging.getLogger("transformers").addHandler(caplog.handler)
         team = Team([distorting], [words], 8)
         before = distorting.generation_config.to_dict()
-        (completions,) = TransformersEngine(team).sample([Request(0, SHORT, keys(64))], Sampling(8))
+        engine = TransformersEngine(team, own_loop=own_loop)
+        (completions,) = engine.sample([Request(0, SHORT, keys(64))], Sampling(8))
         assert len({tuple(completion.ids.tolist()) for completion in completions}) >= 60
         assert max(len(completion.ids) for completion in completions) == 8
         assert distorting.generation_config.to_dict() == before
@@ -130,10 +134,10 @@ class TestShippedSettings:
         assert ((observed - expected) ** 2 / expected).sum() < 60.0  # chi-square with 29 degrees: p = 0.0006
 
     def test_left_in_place_they_would_distort(self, distorting, words, monkeypatch):
-        monkeypatch.setattr(engine_module, "_neutral_generation_config", lambda model: contextlib.nullcontext())
-        team = Team([distorting], [words], 8)
-        expected = said(TransformersEngine(Team([llama_model(len(words))], [words], 8)).sample(*self.asked()))
-        assert said(TransformersEngine(team).sample(*self.asked())) != expected
+        monkeypatch.setattr(generation, "_neutral_generation_config", lambda model: contextlib.nullcontext())
+        team, plain = Team([distorting], [words], 8), Team([llama_model(len(words))], [words], 8)
+        expected = said(TransformersEngine(plain, own_loop=False).sample(*self.asked()))
+        assert said(TransformersEngine(team, own_loop=False).sample(*self.asked())) != expected
 
     @staticmethod
     def asked():

@@ -1,37 +1,25 @@
-"""Sampling with a model's own ``generate``.
-
-Dims: R rows of a batch (one completion each), P tokens of the longest prompt, L new tokens, V vocabulary.
-"""
+"""Samples from the team's own models: what is asked is put into batches, and given back in the order asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
 
-from mareinforce.agents.adapters import BASE_ROWS, Network, can_mix, mixing
-from mareinforce.agents.modes import dropout_off
-from mareinforce.agents.scoring import aligned_right
+from mareinforce.agents.adapters import can_mix
 from mareinforce.agents.team import Team
-from mareinforce.agents.tokenization import Tokenization
 from mareinforce.agents.workers import Job, Workers
-from mareinforce.algorithms.masking import cut_at_end
 from mareinforce.errors import NonFiniteError
-from mareinforce.rollout.sampling import draw, uniforms
+from mareinforce.rollout.engines.batches import Batch, Sampled
+from mareinforce.rollout.engines.decoding import decode, fits
+from mareinforce.rollout.engines.generation import generate
+from mareinforce.rollout.sampling import uniforms
 from mareinforce.types import Completion, Request, Sampling, StreamKey
 
 
@@ -53,16 +41,20 @@ _Batch = tuple[int, tuple[int, ...]]
 class TransformersEngine:
     """Samples from the team's own models, on whatever device each is.
 
-    Agents on one network are sampled together: rows of several adapters mix in one call of ``generate``.
+    Agents on one network are sampled together: rows of several adapters mix in one batch.
 
     Args:
         team: the agents.
-        token_budget: most tokens (rows x (longest prompt + max_new_tokens)) in one call of ``generate``.
+        token_budget: most tokens (rows x (longest prompt + max_new_tokens)) in one batch.
+        own_loop: sample with `decoding.decode` where it fits; False: always with the models' ``generate``.
         workers: who samples; default: the caller, one network after the other.
     """
 
-    def __init__(self, team: Team, token_budget: int = 32768, workers: Workers | None = None) -> None:
+    def __init__(
+        self, team: Team, token_budget: int = 32768, workers: Workers | None = None, own_loop: bool = True
+    ) -> None:
         self.team = team
+        self.own_loop = own_loop
         self.token_budget = token_budget
         self.workers = workers or Workers()
 
@@ -121,110 +113,34 @@ class TransformersEngine:
         if chunk:
             yield chunk
 
-    @torch.no_grad()  # not inference_mode: buffers that a forward renews must stay usable in training
     def _generate(self, rows: list[_Row], sampling: Sampling) -> list[Completion]:
-        network, end_ids = self.team.network(rows[0].agent), self.team.end_ids(rows[0].agent)
-        device = next(network.parameters()).device
-        prompt_ids, attended = (tensor.to(device) for tensor in aligned_right([row.prompt_ids for row in rows]))
-        numbers = torch.from_numpy(np.stack([uniforms(row.key, sampling.max_new_tokens) for row in rows]))
-        if device.type != "mps":  # which has no float64: there the drawing is done on the CPU
-            numbers = numbers.to(device)
-        drawing = _KeyedDraw(numbers, prompt_ids.shape[1], sampling, end_ids)
-        inputs = {
-            "input_ids": prompt_ids,
-            "attention_mask": attended,
-            "logits_processor": LogitsProcessorList([drawing]),
-            "generation_config": _settings(
-                max_new_tokens=sampling.max_new_tokens,
-                do_sample=False,  # the processor leaves one token to choose
-                eos_token_id=list(end_ids),
-                pad_token_id=end_ids[0],
-            ),
-        }
-        stopping = _StopStrings([self.team.tokenizations[row.agent] for row in rows], prompt_ids.shape[1], sampling)
-        if stopping.needed:
-            inputs["stopping_criteria"] = StoppingCriteriaList([stopping])
-        names = [self.team.seats[row.agent].adapter for row in rows]
-        with dropout_off(network), _neutral_generation_config(network):
-            if len(set(names)) > 1:
-                with mixing(network):
-                    adapters = [name or BASE_ROWS for name in names]
-                    sequences = cast(Any, network).generate(**inputs, adapter_names=adapters)
-            else:
-                with self.team.speaking(rows[0].agent) as model:
-                    sequences = cast(Any, model).generate(**inputs)
-        ids = sequences[:, prompt_ids.shape[1] :].cpu()
-        logprobs = torch.stack(drawing.logprobs, dim=1).float().cpu()
-        ends = stopping.lengths
-        return [self._completion(row.agent, ids[i], logprobs[i], end_ids, ends[i]) for i, row in enumerate(rows)]
+        batch = self._together(rows, sampling)
+        sampled = decode(batch) if self.own_loop and fits(batch.network) else generate(batch)
+        return [self._completion(row.agent, one) for row, one in zip(rows, sampled, strict=True)]
 
-    def _completion(
-        self, agent: int, ids: Tensor, logprobs: Tensor, end_ids: Sequence[int], stopped_at: int | None
-    ) -> Completion:
-        length, ended = cut_at_end(ids.tolist(), end_ids)
-        if stopped_at is not None and stopped_at <= length:  # what follows is filler
-            length, ended = stopped_at, True
-        kept, kept_logprobs = ids[:length].clone(), logprobs[:length].clone()
-        if not bool(torch.isfinite(kept_logprobs).all()):
+    def _together(self, rows: list[_Row], sampling: Sampling) -> Batch:
+        network = self.team.network(rows[0].agent)
+        numbers = torch.from_numpy(np.stack([uniforms(row.key, sampling.max_new_tokens) for row in rows]))
+        device = next(network.parameters()).device
+        seats = [self.team.seats[row.agent] for row in rows]
+        names = [(seat.adapter, tuple(row.prompt_ids.tolist())) for seat, row in zip(seats, rows, strict=True)]
+        places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+        return Batch(
+            network,
+            prompts=[torch.tensor(ids, dtype=torch.int64) for _, ids in places],
+            sources=[places[name] for name in names],
+            adapters=[seat.adapter for seat in seats],
+            tokenizations=[self.team.tokenizations[row.agent] for row in rows],
+            # mps has no float64: there the drawing is done on the CPU
+            uniforms=numbers if device.type == "mps" else numbers.to(device),
+            end_ids=self.team.end_ids(rows[0].agent),
+            sampling=sampling,
+        )
+
+    def _completion(self, agent: int, sampled: Sampled) -> Completion:
+        if not bool(torch.isfinite(sampled.logprobs).all()):
             raise NonFiniteError(
                 f"agent {agent}: the logits of its model are no numbers any more. Lower agent_learning_rate or set "
                 "max_grad_norm"
             )
-        return Completion(kept, kept_logprobs, ended, self.team.answer(agent, kept))
-
-
-class _KeyedDraw(LogitsProcessor):
-    """Draws each row's next token by its uniform number, and leaves only that one for ``generate`` to choose."""
-
-    def __init__(self, numbers: Tensor, prompt_width: int, sampling: Sampling, end_ids: Sequence[int]) -> None:
-        self.numbers = numbers  # float64 [R, L]
-        self.prompt_width = prompt_width
-        self.sampling = sampling
-        self.end_ids = end_ids
-        self.logprobs: list[Tensor] = []  # [R] a position
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        position = input_ids.shape[1] - self.prompt_width
-        forbidden = self.end_ids if position < self.sampling.min_new_tokens else None
-        ids, logprobs = draw(scores.to(self.numbers.device), self.numbers[:, position], self.sampling, forbidden)
-        self.logprobs.append(logprobs)
-        return torch.full_like(scores, -torch.inf).scatter_(1, ids.unsqueeze(1).to(scores.device), 0.0)
-
-
-class _StopStrings(StoppingCriteria):
-    """Ends the rows whose answer has come to a stop string, and keeps how long each was then."""
-
-    def __init__(self, tokenizations: Sequence[Tokenization], prompt_width: int, sampling: Sampling) -> None:
-        self.needed = any(one.rendering.stop for one in tokenizations)
-        self.lengths: list[int | None] = [None] * len(tokenizations)
-        self._tokenizations = tokenizations
-        self._prompt_width = prompt_width
-        self._min_new_tokens = sampling.min_new_tokens
-
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        length = input_ids.shape[1] - self._prompt_width
-        if length >= self._min_new_tokens:
-            answers = input_ids[:, self._prompt_width :].tolist()
-            before = length - 1 if length > self._min_new_tokens else 0  # until then nobody has looked
-            for row, (tokenization, ids) in enumerate(zip(self._tokenizations, answers, strict=True)):
-                if self.lengths[row] is None and tokenization.stops(ids, before=before):
-                    self.lengths[row] = length
-        return torch.tensor([length is not None for length in self.lengths], device=input_ids.device)
-
-
-def _settings(**fields: Any) -> GenerationConfig:
-    return GenerationConfig(**fields)  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _neutral_generation_config(network: Network) -> Iterator[None]:
-    """Hide the settings that came with the model: ``generate`` fills in from them whatever it is not given."""
-    holders = cast(Any, [network, network.get_base_model()] if isinstance(network, PeftModel) else [network])
-    shipped = [getattr(holder, "generation_config", None) for holder in holders]
-    for holder in holders:
-        holder.generation_config = _settings()
-    try:
-        yield
-    finally:
-        for holder, config in zip(holders, shipped, strict=True):
-            holder.generation_config = config
+        return Completion(sampled.ids, sampled.logprobs, sampled.ended, self.team.answer(agent, sampled.ids))
