@@ -108,6 +108,10 @@ class MAGRPOConfig:
     """Node samples an agent gathers before it updates; rollout: all of a step at once."""
     train_batch_size: int | None = None
     """Node samples of one optimizer step; None: the whole buffer."""
+    update_token_budget: int = 2048
+    """Most tokens of one forward and backward pass of an update: bounds its memory, changes no gradient."""
+    rollout_token_budget: int = 32768
+    """Most tokens (rows x (prompt + new tokens)) that are sampled together: bounds the memory of a rollout."""
     turn_weighting: Literal["sample", "tree"] = "sample"
     """sample: every node sample counts alike; tree: the update is the gradient of the whole tree's objective."""
 

@@ -49,6 +49,8 @@ RULES: dict[str, Rule] = {
     "prompts_per_step": _at_least(1),
     "rollout_buffer_size": ('at least 1, or "rollout"', lambda value: value == "rollout" or value >= 1),
     "train_batch_size": _at_least(1),
+    "update_token_budget": _at_least(1),
+    "rollout_token_budget": _at_least(1),
     "eval_interval": _at_least(0),
     "eval_num_samples": _at_least(0),
     "eval_batch_size": _at_least(1),

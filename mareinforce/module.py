@@ -57,13 +57,9 @@ class MultiAgentReinforce(TeamModule):
 
     def measure_kl(self, trees: Sequence[Node]) -> None:
         """How far every learning agent's answers are from its frozen reference, if it has one."""
-        team, config = self.loaded_team(), self.config
+        team = self.loaded_team()
         jobs = [
-            Job(
-                team.seats[agent].network,
-                (agent,),
-                partial(measure_reference_kl, team, agent, trees, config.temperature, config.reference_kl_estimator),
-            )
+            Job(team.seats[agent].network, (agent,), partial(measure_reference_kl, team, agent, trees, self.config))
             for agent in sorted(team.references)
         ]
         self.workers.run(jobs)

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from mareinforce.agents.micro_batches import micro_batches
+from mareinforce.agents.node_scoring import Told
+from mareinforce.agents.scoring import Scored
 from mareinforce.agents.team import Team
 from mareinforce.algorithms.loss import importance_ratio, node_loss
 from mareinforce.config import MAGRPOConfig
@@ -17,14 +20,23 @@ from mareinforce.errors import NonFiniteError
 from mareinforce.metrics import MAXIMA
 from mareinforce.types import NodeSample
 
+FUSED_ON = ("cpu", "cuda", "mps", "xpu")
+"""Devices on which torch's AdamW works in one pass."""
+
 PROBED_WEIGHTS = 65536
 """Weights watched for `changed_weights_fraction`."""
 
 
 def build_optimizer(weights: Iterable[nn.Parameter], learning_rate: float, config: MAGRPOConfig) -> torch.optim.AdamW:
     """AdamW over a policy's weights (Loshchilov & Hutter 2019)."""
+    weights = list(weights)
     return torch.optim.AdamW(
-        list(weights), lr=learning_rate, betas=config.adam_betas, eps=config.adam_eps, weight_decay=config.weight_decay
+        weights,
+        lr=learning_rate,
+        betas=config.adam_betas,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        fused=all(weight.device.type in FUSED_ON for weight in weights),  # one pass over memory instead of many
     )
 
 
@@ -101,15 +113,20 @@ def update_policy(
     if not learnable:
         return Update(losses={sample.agent: 0.0 for sample in batch}, metrics={sample.agent: {} for sample in batch})
     optimizer.zero_grad(set_to_none=True)
-    passes: dict[int, list[dict[str, float]]] = {sample.agent: [] for sample in batch}
-    for sample, weight in learnable:
-        loss, seen = sample_loss(team, sample, config, age=policy_version - sample.policy_version)
-        loss = weight * loss
-        if not torch.isfinite(loss):
-            optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteError(_not_finite("loss", float(loss), sample))
-        loss.backward()  # type: ignore[no-untyped-call]
-        passes[sample.agent].append({"loss": float(loss.detach()), **seen})
+    seen = [Seen(policy_version - sample.policy_version) for sample, _ in learnable]
+    told = [Told(sample.prompt_ids, [one.ids for one in sample.completions]) for sample, _ in learnable]
+    for pieces in micro_batches(told, config.update_token_budget):
+        losses = []
+        # the agents of a policy share its weights: any of them can speak for all
+        scores = team.score_nodes(batch[0].agent, [piece.of(told) for piece in pieces], config.temperature)
+        for piece, scored in zip(pieces, scores, strict=True):
+            sample, weight = learnable[piece.node]
+            losses.append(weight * piece_loss(sample, piece.completions, scored, config, seen[piece.node]))
+            if not torch.isfinite(losses[-1]):
+                optimizer.zero_grad(set_to_none=True)
+                raise NonFiniteError(_not_finite("loss", float(losses[-1].detach()), sample))
+            seen[piece.node].loss += float(losses[-1].detach())
+        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
     grad_norm = float(nn.utils.clip_grad_norm_(weights, limit))
@@ -121,58 +138,93 @@ def update_policy(
     optimizer.zero_grad(set_to_none=True)
     changed = float((probe(weights) != before).double().mean())
     common = {"grad_norm": grad_norm, "changed_weights_fraction": changed}
+    passes: dict[int, list[Seen]] = {sample.agent: [] for sample in batch}
+    for (sample, _), one in zip(learnable, seen, strict=True):
+        passes[sample.agent].append(one)
     return Update(
         stepped=True,
-        losses={agent: sum(seen["loss"] for seen in own) for agent, own in passes.items()},
-        metrics={agent: {**common, **_summary(own)} for agent, own in passes.items()},
+        losses={agent: sum(one.loss for one in own) for agent, own in passes.items()},
+        metrics={agent: {**common, **_summary([one.metrics() for one in own])} for agent, own in passes.items()},
     )
 
 
 def _summary(passes: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means (of `MAXIMA`: the largest) of what was seen in one agent's passes."""
+    """Means (of `MAXIMA`: the largest) of what was seen of one agent's samples."""
     summary = {}
-    for name in dict.fromkeys(name for seen in passes for name in seen if name != "loss"):
+    for name in dict.fromkeys(name for seen in passes for name in seen):
         values = [seen[name] for seen in passes if name in seen]
         summary[name] = max(values) if name in MAXIMA else sum(values) / len(values)
     return summary
 
 
-def sample_loss(team: Team, sample: NodeSample, config: MAGRPOConfig, age: int) -> tuple[Tensor, dict[str, float]]:
-    """Score one node sample anew and return its loss with what was seen on the way.
+@dataclass(slots=True)
+class Seen:
+    """What was seen of one node sample while it was scored anew, in all of its pieces."""
 
-    `age` is how often the agent's weights have changed since it was sampled. At age 0 the importance ratio is exactly
-    1, and the gap between behaviour and re-scored log-probs is nothing but rounding: it is reported as `sampling_gap`.
+    age: int
+    """How often the agent's weights have changed since it was sampled."""
+    loss: float = 0.0  # weighted
+    entropy: list[Tensor] = field(default_factory=list)  # float [tokens] a piece
+    gaps: list[Tensor] = field(default_factory=list)  # re-scored minus behaviour log-prob, float [tokens] a piece
+    ratios: list[Tensor] = field(default_factory=list)  # float64 [tokens] or [completions] a piece
+
+    def metrics(self) -> dict[str, float]:
+        """Its numbers for the log.
+
+        At age 0 the gap between behaviour and re-scored log-probs is nothing but rounding: `sampling_gap`.
+        """
+        found = {"entropy": float(torch.cat(self.entropy).mean())}
+        if self.age == 0:
+            found["sampling_gap"] = float(torch.cat(self.gaps).abs().max())
+        if self.ratios:
+            weights = torch.cat(self.ratios)
+            found["importance_ratio_mean"] = float(weights.mean())
+            found["importance_ratio_max"] = float(weights.max())
+            found["effective_sample_size"] = float(weights.sum() ** 2 / weights.square().sum() / len(weights))
+        return found
+
+
+def sample_loss(team: Team, sample: NodeSample, config: MAGRPOConfig, age: int) -> tuple[Tensor, dict[str, float]]:
+    """Score one node sample anew and return its loss with what was seen on the way."""
+    completions = [one.ids for one in sample.completions]
+    scored, seen = team.score(sample.agent, sample.prompt_ids, completions, config.temperature), Seen(age)
+    return piece_loss(sample, range(len(completions)), scored, config, seen), seen.metrics()
+
+
+def piece_loss(sample: NodeSample, completions: range, scored: Scored, config: MAGRPOConfig, seen: Seen) -> Tensor:
+    """The part of a node sample's loss that some of its completions have, as they were scored anew.
+
+    The parts add up to the node's loss. At age 0 the importance ratio is exactly 1.
     """
-    scored = team.score(sample.agent, sample.prompt_ids, [one.ids for one in sample.completions], config.temperature)
     counts, logprobs = scored.counts, scored.logprobs
     behaviour = torch.zeros_like(logprobs)
-    behaviour[counts] = torch.cat([one.logprobs for one in sample.completions]).to(behaviour)
-    assert scored.entropy is not None  # asked for
-    seen = {"entropy": float(scored.entropy[counts].mean())}
+    behaviour[counts] = torch.cat([sample.completions[k].logprobs for k in completions]).to(behaviour)
+    seen.entropy.append(scored.entropy[counts].cpu())
+    seen.gaps.append((logprobs.detach() - behaviour)[counts].cpu())
     ratio = None
-    if age == 0:
-        seen["sampling_gap"] = float((logprobs.detach() - behaviour)[counts].abs().max())
     if config.importance_sampling != "none":
         ratio = torch.ones_like(behaviour)
-        if age > 0:
+        if seen.age > 0:
             ratio = importance_ratio(logprobs, behaviour, counts, config.importance_sampling, config.importance_cap)
         per_token = ratio[counts].cpu().double()
         first = torch.cat([torch.zeros(1, dtype=torch.long), counts.sum(-1).cpu().cumsum(0)[:-1]])
-        weights = per_token[first] if config.importance_sampling == "sequence" else per_token
-        seen["importance_ratio_mean"] = float(weights.mean())
-        seen["importance_ratio_max"] = float(weights.max())
-        seen["effective_sample_size"] = float(weights.sum() ** 2 / weights.square().sum() / len(weights))
-    loss = node_loss(
+        seen.ratios.append(per_token[first] if config.importance_sampling == "sequence" else per_token)
+    kept = kept_completions(sample, config)
+    dropped = 1 if config.exclude_final_token else 0
+    return node_loss(
         logprobs,
         counts,
-        sample.advantages.to(logprobs),
+        sample.advantages[list(completions)].to(logprobs),
         aggregation=config.loss_aggregation,
         max_new_tokens=config.max_new_tokens,
         exclude_final_token=config.exclude_final_token,
-        kept=kept_completions(sample, config).to(logprobs.device),
+        kept=kept[list(completions)].to(logprobs.device),
         ratio=ratio,
+        num_completions=len(sample.completions),
+        num_tokens=sum(
+            len(one.ids) - dropped for one, keep in zip(sample.completions, kept.tolist(), strict=True) if keep
+        ),
     )
-    return loss, seen
 
 
 def probe(weights: Sequence[Tensor]) -> Tensor:

@@ -186,7 +186,7 @@ class TeamModule(L.LightningModule):
             self.team = Team.build(**self._team_arguments, seed=self.seed)
             self.learners = [Learner(self.team, policy, self.config, self.seed) for policy in self.team.policies]
             self.expansion = Expansion(
-                TransformersEngine(self.team, workers=self.workers),
+                TransformersEngine(self.team, self.config.rollout_token_budget, self.workers),
                 self.team,
                 self._reward,
                 self._formatters,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from mareinforce.agents.modes import dropout_off
-from mareinforce.algorithms.logprobs import tempered_entropy, tempered_logprobs
+from mareinforce.algorithms.logprobs import chosen_logprobs
 from mareinforce.algorithms.masking import counts_mask
 
 FILLER = 0
@@ -26,7 +26,7 @@ class Scored(NamedTuple):
 
     logprobs: Tensor  # float32 [K, L], with gradient; only where counts is True do they mean anything
     counts: Tensor  # bool [K, L]
-    entropy: Tensor | None  # float32 [K, L], no gradient; None: not asked for
+    entropy: Tensor  # float32 [K, L], no gradient
 
 
 def aligned_right(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -45,8 +45,6 @@ def score_rows(
     prompts: Sequence[Tensor],
     completions: Sequence[Tensor],
     temperature: float,
-    *,
-    with_entropy: bool = True,
 ) -> Scored:
     """Score each completion after its own prompt, all rows in one forward, dropout off.
 
@@ -64,9 +62,9 @@ def score_rows(
     ids = completion_ids.to(device)
     with dropout_off(model):
         logits = _logits(model, inputs, attended, ids.shape[1])
-    logprobs = tempered_logprobs(logits, ids, temperature)
-    entropy = tempered_entropy(logits, temperature) if with_entropy else None
-    return Scored(logprobs, counts.to(device), entropy)
+    every = torch.arange(ids.numel(), device=device)
+    logprobs, entropy = chosen_logprobs(logits.flatten(0, 1), every, ids.flatten(), temperature)
+    return Scored(logprobs.view(ids.shape), counts.to(device), entropy.view(ids.shape))
 
 
 def _logits(model: nn.Module, inputs: Tensor, attended: Tensor, width: int) -> Tensor:

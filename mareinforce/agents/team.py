@@ -20,8 +20,9 @@ from mareinforce.agents.arguments import check_agents
 from mareinforce.agents.assembly import Policy, Seat, assemble
 from mareinforce.agents.loading import no_progress_bars
 from mareinforce.agents.model_config import FLOAT32_REASON
+from mareinforce.agents.node_scoring import Told, score_nodes
 from mareinforce.agents.rendering import Rendering
-from mareinforce.agents.scoring import Scored, score_rows
+from mareinforce.agents.scoring import Scored
 from mareinforce.agents.tokenization import Tokenization
 from mareinforce.algorithms.kl import Estimator, sequence_kl
 from mareinforce.errors import AgentError
@@ -203,35 +204,33 @@ class Team(nn.Module):
             completion_ids: K tensors int64 [L_k], the ids sampled, each at least one.
             temperature: the sampling temperature.
         """
+        (scored,) = self.score_nodes(agent, [Told(prompt_ids, completion_ids)], temperature)
+        return scored
+
+    def score_nodes(self, agent: int, nodes: Sequence[Told], temperature: float) -> list[Scored]:
+        """As `score`, of several prompts in one forward; one `Scored` a prompt."""
         with self.speaking(agent) as model:
-            return score_rows(model, [prompt_ids] * len(completion_ids), completion_ids, temperature)
+            return score_nodes(model, nodes, temperature)
 
     @torch.no_grad()
     def reference_kl(
-        self,
-        agent: int,
-        prompt_ids: Tensor,
-        completion_ids: Sequence[Tensor],
-        temperature: float,
-        estimator: Estimator,
-    ) -> ReferenceKL:
-        """KL of K sampled completions to the agent's frozen reference; exactly 0 where both policies are the same.
+        self, agent: int, nodes: Sequence[Told], temperature: float, estimator: Estimator
+    ) -> list[ReferenceKL]:
+        """KL of sampled completions to the agent's frozen reference; exactly 0 where both policies are the same.
 
-        Both are scored in the same batch, so that rounding cannot tell them apart. Arguments as for `score`.
+        Both are scored in the same batch, so that rounding cannot tell them apart. Arguments as for `score_nodes`.
         """
-        rows = [prompt_ids] * len(completion_ids)
-        with self.speaking(agent) as model:
-            policy = score_rows(model, rows, completion_ids, temperature, with_entropy=False)
-        reference = self.score_reference(agent, prompt_ids, completion_ids, temperature)
-        logprobs, counts = policy.logprobs.cpu(), policy.counts.cpu()
-        k1, k3 = (sequence_kl(logprobs, reference.logprobs.cpu(), counts, kind) for kind in ("k1", "k3"))
-        return ReferenceKL(k1 if estimator == "k1" else k3, k3)
+        found = []
+        policies = self.score_nodes(agent, nodes, temperature)
+        for policy, reference in zip(policies, self.score_reference(agent, nodes, temperature), strict=True):
+            logprobs, counts = policy.logprobs.cpu(), policy.counts.cpu()
+            k1, k3 = (sequence_kl(logprobs, reference.logprobs.cpu(), counts, kind) for kind in ("k1", "k3"))
+            found.append(ReferenceKL(k1 if estimator == "k1" else k3, k3))
+        return found
 
     @torch.no_grad()
-    def score_reference(
-        self, agent: int, prompt_ids: Tensor, completion_ids: Sequence[Tensor], temperature: float
-    ) -> Scored:
-        """As `score`, under the agent's frozen reference, without gradient. Adapters are on again afterwards."""
+    def score_reference(self, agent: int, nodes: Sequence[Told], temperature: float) -> list[Scored]:
+        """As `score_nodes`, under the agent's frozen reference, without gradient. Adapters are on again afterwards."""
         seat = self.references[agent]
         if seat.adapter is None and self.seats[agent].adapter is None:
             network = cast(Network, self.frozen[seat.network])
@@ -240,8 +239,7 @@ class Team(nn.Module):
         before = network.active_adapter if isinstance(network, PeftModel) else ""
         try:
             with adapters.speaking(network, seat.adapter) as model:
-                rows = [prompt_ids] * len(completion_ids)
-                return score_rows(model, rows, completion_ids, temperature, with_entropy=False)
+                return score_nodes(model, nodes, temperature)
         finally:
             if isinstance(network, PeftModel) and network.active_adapter != before:
                 network.set_adapter(before)

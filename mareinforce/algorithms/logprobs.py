@@ -5,9 +5,15 @@ Dims: L tokens, V vocabulary; ``..`` stands for any leading dims. Everything is 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_SCORES = 2**21
+"""Logits worked on at a time, rows x vocabulary: few enough to stay in a processor's cache."""
 
 
 def tempered_logprobs(
@@ -34,6 +40,67 @@ def tempered_logprobs(
     scores = _tempered(logits, temperature)
     chosen = scores.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     return chosen - torch.logsumexp(scores, dim=-1)
+
+
+def chosen_logprobs(
+    logits: Float[Tensor, "R V"], rows: Int64[Tensor, " L"], ids: Int64[Tensor, " L"], temperature: float
+) -> tuple[Float[Tensor, " L"], Float[Tensor, " R"]]:
+    """Log-probability of each token, and the entropy of each position's policy, without other copies of the logits.
+
+    As `tempered_logprobs` of ``logits[rows]`` and `tempered_entropy` of ``logits``, in chunks of positions.
+
+    Args:
+        logits: [R, V].
+        rows: int64 [L], the position that says how probable each token was; several tokens may share one.
+        ids: int64 [L], the tokens.
+        temperature: T > 0.
+
+    Returns:
+        Log-probs [L], with gradient, and entropies [R], without; float32 (float64 for float64 logits).
+    """
+    _check(logits, temperature)
+    if rows.shape != ids.shape:
+        raise ValueError(f"rows {tuple(rows.shape)} and ids {tuple(ids.shape)} must have one shape")
+    logprobs, entropy = _ChosenLogprobs.apply(logits, rows, ids, temperature)  # type: ignore[no-untyped-call]
+    return logprobs, entropy
+
+
+class _ChosenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, rows: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        total = torch.empty(len(logits), dtype=dtype, device=logits.device)  # log of the sum of exponentials, [R]
+        entropy = torch.empty_like(total)
+        for part in _chunks(logits):
+            below = logits[part].to(dtype) / temperature
+            largest = below.amax(dim=-1, keepdim=True)
+            # exp is 0 there already, and 0 times a finite number is 0
+            below.sub_(largest).clamp_(min=-1e4)
+            weights = below.exp()
+            sums = weights.sum(dim=-1)
+            total[part] = sums.log() + largest.squeeze(-1)
+            entropy[part] = sums.log() - torch.linalg.vecdot(weights, below) / sums
+        ctx.save_for_backward(logits, rows, ids, total)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropy)
+        return logits[rows, ids].to(dtype) / temperature - total[rows], entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, rows, ids, total = ctx.saved_tensors
+        gradient = gradient / ctx.temperature
+        found = torch.empty_like(logits)
+        by_row = torch.zeros_like(total).index_add_(0, rows, gradient)
+        for part in _chunks(logits):
+            policy = (logits[part].to(total.dtype) / ctx.temperature).sub_(total[part].unsqueeze(-1)).exp_()
+            found[part] = policy.mul_(-by_row[part].unsqueeze(-1))
+        return found.index_put_((rows, ids), gradient.to(logits.dtype), accumulate=True), None, None, None
+
+
+def _chunks(logits: Tensor) -> list[slice]:
+    size = max(1, CHUNK_SCORES // logits.shape[-1])
+    return [slice(start, start + size) for start in range(0, len(logits), size)]
 
 
 @torch.no_grad()

@@ -42,6 +42,8 @@ def node_loss(
     exclude_final_token: bool = False,
     kept: Bool[Tensor, " K"] | None = None,
     ratio: Float[Tensor, "K L"] | None = None,
+    num_completions: int | None = None,
+    num_tokens: int | None = None,
 ) -> Float[Tensor, ""]:
     """REINFORCE on the K completions of one agent at one node (Williams 1992).
 
@@ -56,6 +58,9 @@ def node_loss(
         kept: [K], False leaves a completion out of the numerator and, in ``token_mean``, its tokens out of the
             denominator; K itself does not change.
         ratio: [K, L] importance weights, without gradient.
+        num_completions: K of the node, where these are only some of its completions: the losses of all parts of a node
+            add up to that of the node.
+        num_tokens: in ``token_mean``, the tokens of the node that count, likewise.
 
     Returns:
         A scalar; exactly 0 (with a graph) where nothing counts.
@@ -72,7 +77,7 @@ def node_loss(
     if ratio is not None:
         weight = weight * ratio
     total = -(weight * torch.where(counts, logprobs, 0.0)).sum()
-    size = logprobs.shape[0]
+    size = logprobs.shape[0] if num_completions is None else num_completions
     if aggregation == "token_mean":
-        return total / counts.sum().clamp(min=1)
+        return total / (counts.sum() if num_tokens is None else torch.tensor(num_tokens)).clamp(min=1).to(total)
     return total / (size if aggregation == "sequence_sum" else size * max_new_tokens)

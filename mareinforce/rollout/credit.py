@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mareinforce.agents.micro_batches import micro_batches
+from mareinforce.agents.node_scoring import Told
 from mareinforce.agents.team import Team
 from mareinforce.algorithms.advantages import BaselineMode, Normalization, advantages, is_zero_signal
-from mareinforce.algorithms.kl import Estimator, joint_action_count
+from mareinforce.algorithms.kl import joint_action_count
 from mareinforce.algorithms.returns import completion_returns, held_return, joint_return
 from mareinforce.config import MAGRPOConfig
 from mareinforce.rollout.tree import Node, nodes_by_level
@@ -52,16 +54,19 @@ def reach_weight(node: Node) -> float:
     return 1.0 if node.parent is None else reach_weight(node.parent) / len(node.parent.joint_actions)
 
 
-def measure_reference_kl(
-    team: Team, agent: int, trees: Sequence[Node], temperature: float, estimator: Estimator
-) -> None:
-    """Fill in the KL of an agent's answers at every node of the trees."""
-    for root in trees:
-        for node in nodes_by_level(root):
-            answers = node.answers[agent]
-            if answers is not None:
-                ids = [completion.ids for completion in answers.completions]
-                answers.kl = team.reference_kl(agent, answers.prompt_ids, ids, temperature, estimator)
+def measure_reference_kl(team: Team, agent: int, trees: Sequence[Node], config: MAGRPOConfig) -> None:
+    """Fill in the KL of an agent's answers at every node of the trees, as many nodes at once as the budget allows."""
+    nodes = [node for root in trees for node in nodes_by_level(root)]
+    answered = [answers for node in nodes if (answers := node.answers[agent]) is not None]
+    told = [Told(answers.prompt_ids, [one.ids for one in answers.completions]) for answers in answered]
+    found: list[list[ReferenceKL]] = [[] for _ in told]
+    for pieces in micro_batches(told, config.update_token_budget):
+        part = [piece.of(told) for piece in pieces]
+        kls = team.reference_kl(agent, part, config.temperature, config.reference_kl_estimator)
+        for piece, kl in zip(pieces, kls, strict=True):
+            found[piece.node].append(kl)
+    for answers, kls in zip(answered, found, strict=True):
+        answers.kl = ReferenceKL(*(torch.cat(parts) for parts in zip(*kls, strict=True)))
 
 
 def kl_penalty(kl: ReferenceKL, node: Node, config: MAGRPOConfig) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mareinforce.algorithms.logprobs import tempered_entropy, tempered_logprobs
+from mareinforce.algorithms import logprobs as logprobs_module
+from mareinforce.algorithms.logprobs import chosen_logprobs, tempered_entropy, tempered_logprobs
 
 
 def slow_logprob(row: list[float], token: int, temperature: float) -> float:
@@ -71,3 +72,58 @@ def test_entropy_takes_no_gradient_and_zero_probabilities():
 def test_a_temperature_without_a_policy_is_refused(temperature):
     with pytest.raises(ValueError, match="must be positive"):
         tempered_logprobs(torch.zeros(1, 3), torch.tensor([0]), temperature)
+
+
+class TestChosen:
+    """Log-probs of tokens that share positions, with a backward pass of our own."""
+
+    LOGITS = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    ROWS, IDS = torch.tensor([0, 0, 2, 4, 4, 4]), torch.tensor([1, 6, 0, 3, 3, 5])
+
+    @pytest.mark.parametrize("chunk", [1, 14, 10**6])
+    @pytest.mark.parametrize("temperature", [1.0, 0.6])
+    def test_values_and_gradients_are_those_of_the_plain_formula(self, monkeypatch, chunk, temperature):
+        monkeypatch.setattr(logprobs_module, "CHUNK_SCORES", chunk)
+        weights = torch.tensor([1.0, -2.0, 0.5, 0.3, 0.7, -1.1], dtype=torch.float64)
+        logits = self.LOGITS.clone().requires_grad_()
+        found, entropy = chosen_logprobs(logits, self.ROWS, self.IDS, temperature)
+        (gradient,) = torch.autograd.grad((found * weights).sum(), logits)
+        plain = self.LOGITS.clone().requires_grad_()
+        expected = tempered_logprobs(plain[self.ROWS], self.IDS, temperature)
+        (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), plain)
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+        torch.testing.assert_close(gradient, expected_gradient, atol=1e-12, rtol=0)
+        torch.testing.assert_close(entropy, tempered_entropy(self.LOGITS, temperature), atol=1e-12, rtol=0)
+        assert not entropy.requires_grad
+        assert expected_gradient[[1, 3]].abs().max() == 0 < expected_gradient[4].abs().max()
+
+    def test_tokens_that_cannot_be_said_leave_no_trace(self):
+        logits = self.LOGITS.clone()
+        logits[:, 2] = -torch.inf
+        logits.requires_grad_()
+        found, entropy = chosen_logprobs(logits, self.ROWS, self.IDS, 1.0)
+        (gradient,) = torch.autograd.grad(found.sum(), logits)
+        others = [0, 1, 3, 4, 5, 6]
+        without, entropy_without = chosen_logprobs(
+            self.LOGITS[:, others], self.ROWS, torch.tensor([1, 5, 0, 2, 2, 4]), 1.0
+        )
+        torch.testing.assert_close(found, without)
+        torch.testing.assert_close(entropy, entropy_without)
+        assert bool(torch.isfinite(gradient).all())
+        assert gradient[:, 2].abs().max() == 0
+
+    def test_logits_that_are_no_numbers_are_not_hidden(self):
+        logits = self.LOGITS.clone()
+        logits[0, 1] = torch.nan
+        found, entropy = chosen_logprobs(logits, self.ROWS, self.IDS, 1.0)
+        assert torch.isnan(found[:2]).all()
+        assert torch.isnan(entropy[0])
+        assert torch.isfinite(found[2:]).all()
+
+    def test_bfloat16_logits_are_worked_on_in_float32(self):
+        logits = self.LOGITS.bfloat16().requires_grad_()
+        found, _ = chosen_logprobs(logits, self.ROWS, self.IDS, 1.0)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, tempered_logprobs(logits.float()[self.ROWS], self.IDS, 1.0))
+        found.sum().backward()
+        assert logits.grad.dtype == torch.bfloat16

@@ -63,13 +63,13 @@ def kept_samples(monkeypatch):
 @pytest.mark.parametrize("history", [None, "own", "all"])
 def test_the_ids_scored_are_those_sampled_after_the_prompt_that_was_shown(tmp_path, monkeypatch, history):
     samples, scored = kept_samples(monkeypatch), []
-    whole = mareinforce.agents.team.score_rows
+    whole = mareinforce.agents.team.score_nodes
 
-    def watching(model, prompts, completions, *rest, **options):
-        scored.append((prompts[0], list(completions)))
-        return whole(model, prompts, completions, *rest, **options)
+    def watching(model, nodes, temperature):
+        scored.extend((node.prompt_ids, list(node.completion_ids)) for node in nodes)
+        return whole(model, nodes, temperature)
 
-    monkeypatch.setattr(mareinforce.agents.team, "score_rows", watching)
+    monkeypatch.setattr(mareinforce.agents.team, "score_nodes", watching)
     agents = team(STRIPS_THINKING)
     rows = [{"prompt": [{"role": "user", "content": "go"}]}]
     train(

@@ -8,7 +8,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
 from mareinforce import learner as learner_module
-from mareinforce.agents.scoring import score_rows
+from mareinforce.agents.node_scoring import score_nodes
 from mareinforce.agents.team import Team
 from mareinforce.errors import UserCodeError
 from mareinforce.optim import sample_loss, update_policy
@@ -91,14 +91,14 @@ def test_the_reference_of_an_adapter_is_the_untouched_base_at_every_step(tmp_pat
     base = save_base(tmp_path / "base", {"llama": llama_model, "gpt2": gpt2_model}[model](len(words)))
     untouched, plain, seen = AutoModelForCausalLM.from_pretrained(base), Team.score_reference, []
 
-    def watched(team, agent, prompt_ids, completion_ids, temperature):
-        found = plain(team, agent, prompt_ids, completion_ids, temperature)
-        rows = [prompt_ids] * len(completion_ids), completion_ids, temperature
+    def watched(team, agent, nodes, temperature):
+        found = plain(team, agent, nodes, temperature)
         with torch.no_grad(), team.speaking(agent) as speaking:
-            policy = score_rows(speaking, *rows).logprobs
-            assert not found.logprobs.requires_grad
-            equal = torch.equal(found.logprobs, score_rows(untouched, *rows).logprobs)
-        seen.append((equal, torch.equal(policy, found.logprobs)))
+            policies, bases = score_nodes(speaking, nodes, temperature), score_nodes(untouched, nodes, temperature)
+        for reference, policy, same_base in zip(found, policies, bases, strict=True):
+            assert not reference.logprobs.requires_grad
+            equal = torch.equal(reference.logprobs, same_base.logprobs)
+            seen.append((equal, torch.equal(policy.logprobs, reference.logprobs)))
         return found
 
     monkeypatch.setattr(Team, "score_reference", watched)

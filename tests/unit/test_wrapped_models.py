@@ -7,6 +7,7 @@ import torch
 from peft import IA3Config, PeftModel, PromptTuningConfig
 
 from mareinforce.agents.adapters import adapter_weights, inner_model
+from mareinforce.agents.node_scoring import Told
 from mareinforce.agents.team import Team
 from mareinforce.errors import AgentError
 from tests.lora import COMPLETIONS, IDS, PROMPT, adapter_of, base_weights, logits, sgd_step, stir, wrap, wrap_lora
@@ -123,11 +124,11 @@ def test_a_mix_of_names_and_a_reference_of_each_start(word_count, words):
     assert len(team.networks) == 1
     for agent in range(2):
         sgd_step(team, agent)
-        reference = team.score_reference(agent, PROMPT, COMPLETIONS, 1.0).logprobs
+        reference = team.score_reference(agent, [Told(PROMPT, COMPLETIONS)], 1.0)[0].logprobs
         assert not torch.equal(reference, team.score(agent, PROMPT, COMPLETIONS, 1.0).logprobs)
     again = build([wrap_lora(copy.deepcopy(base), seed) for seed in range(2)], words)
     for agent in range(2):
-        reference = team.score_reference(agent, PROMPT, COMPLETIONS, 1.0).logprobs
+        reference = team.score_reference(agent, [Told(PROMPT, COMPLETIONS)], 1.0)[0].logprobs
         assert torch.equal(reference, again.score(agent, PROMPT, COMPLETIONS, 1.0).logprobs)
 
 
