@@ -138,7 +138,7 @@ class MAGRPOConfig:
     """What agents are kept near: their start, or the base of their adapter; None: start, which a new adapter shares."""
     reference_devices: str | list[str] | None = None
     """Devices of the references of agents that are trained whole, one for all or one an agent; None: the agent's."""
-    rollout_dtype: str | None = None
+    rollout_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of sampling; None: that of training."""
     on_reward_error: Literal["stop", "skip"] = "stop"
     """What a reward that fails does to the run."""

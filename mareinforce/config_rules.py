@@ -62,7 +62,6 @@ RULES: dict[str, Rule] = {
 }
 
 NOT_YET: dict[str, str] = {
-    "rollout_dtype": "sampling always uses the training precision as yet; leave it at null",
     "on_reward_error": "a failing reward always stops the run as yet; leave it at stop",
     "reward_timeout": "reward calls have no time limit as yet; leave it at null",
     "reward_workers": "rewards are called one after the other as yet; leave it at 0",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from mareinforce.agents.micro_batches import micro_batches
 from mareinforce.agents.node_scoring import Told
@@ -135,6 +136,7 @@ def update_policy(
         raise NonFiniteError(_not_finite("gradient norm", grad_norm, learnable[0][0]))
     before = probe(weights)
     optimizer.step()
+    increment_version(weights)  # a fused step writes in place without torch counting it
     optimizer.zero_grad(set_to_none=True)
     changed = float((probe(weights) != before).double().mean())
     common = {"grad_norm": grad_norm, "changed_weights_fraction": changed}
@@ -171,7 +173,8 @@ class Seen:
     def metrics(self) -> dict[str, float]:
         """Its numbers for the log.
 
-        At age 0 the gap between behaviour and re-scored log-probs is nothing but rounding: `sampling_gap`.
+        At age 0 the gap between behaviour and re-scored log-probs is nothing but rounding, that of `rollout_dtype`
+        included: `sampling_gap`.
         """
         found = {"entropy": float(torch.cat(self.entropy).mean())}
         if self.age == 0:
@@ -194,7 +197,8 @@ def sample_loss(team: Team, sample: NodeSample, config: MAGRPOConfig, age: int) 
 def piece_loss(sample: NodeSample, completions: range, scored: Scored, config: MAGRPOConfig, seen: Seen) -> Tensor:
     """The part of a node sample's loss that some of its completions have, as they were scored anew.
 
-    The parts add up to the node's loss. At age 0 the importance ratio is exactly 1.
+    The parts add up to the node's loss. At age 0 the importance ratio is exactly 1, unless weights in another precision
+    sampled.
     """
     counts, logprobs = scored.counts, scored.logprobs
     behaviour = torch.zeros_like(logprobs)
@@ -204,7 +208,7 @@ def piece_loss(sample: NodeSample, completions: range, scored: Scored, config: M
     ratio = None
     if config.importance_sampling != "none":
         ratio = torch.ones_like(behaviour)
-        if seen.age > 0:
+        if seen.age > 0 or config.rollout_dtype is not None:
             ratio = importance_ratio(logprobs, behaviour, counts, config.importance_sampling, config.importance_cap)
         per_token = ratio[counts].cpu().double()
         first = torch.cat([torch.zeros(1, dtype=torch.long), counts.sum(-1).cpu().cumsum(0)[:-1]])

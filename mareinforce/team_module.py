@@ -186,7 +186,12 @@ class TeamModule(L.LightningModule):
             self.team = Team.build(**self._team_arguments, seed=self.seed)
             self.learners = [Learner(self.team, policy, self.config, self.seed) for policy in self.team.policies]
             self.expansion = Expansion(
-                TransformersEngine(self.team, self.config.rollout_token_budget, self.workers),
+                TransformersEngine(
+                    self.team,
+                    self.config.rollout_token_budget,
+                    self.workers,
+                    rollout_dtype=getattr(torch, self.config.rollout_dtype) if self.config.rollout_dtype else None,
+                ),
                 self.team,
                 self._reward,
                 self._formatters,

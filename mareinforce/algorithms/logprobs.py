@@ -79,7 +79,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             weights = below.exp()
             sums = weights.sum(dim=-1)
             total[part] = sums.log() + largest.squeeze(-1)
-            entropy[part] = sums.log() - torch.linalg.vecdot(weights, below) / sums
+            entropy[part] = sums.log() - weights.mul_(below).sum(dim=-1) / sums
         ctx.save_for_backward(logits, rows, ids, total)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropy)

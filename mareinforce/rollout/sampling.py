@@ -67,7 +67,10 @@ def draw(
     if sampling.temperature == 0.0:
         ids = allowed.argmax(dim=-1)
         return ids, tempered_logprobs(logits, ids, 1.0)
-    ids = _invert(truncated_probabilities(allowed, sampling), u)
+    candidates, probabilities = _candidates(allowed, sampling)
+    ids = _invert(probabilities, u)
+    if candidates is not None:
+        ids = candidates.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     return ids, tempered_logprobs(logits, ids, sampling.temperature)
 
 
@@ -79,20 +82,37 @@ def truncated_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     if sampling.temperature == 0.0:
         return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
+    candidates, probabilities = _candidates(logits, sampling)
+    if candidates is None:
+        return probabilities
+    return torch.zeros_like(logits).scatter_(-1, candidates, probabilities)
+
+
+def _candidates(logits: Tensor, sampling: Sampling) -> tuple[Tensor | None, Tensor]:
+    """The tokens that may be drawn, int64 [R, C] ascending by id (None: all V, in their order), and their
+    probabilities [R, C]."""
     scores = logits if sampling.temperature == 1.0 else logits / sampling.temperature
-    if sampling.top_k:
-        scores = _keep_top_k(scores, sampling.top_k)
+    candidates = None
+    if sampling.top_k and sampling.top_k < scores.shape[-1]:
+        candidates, scores = _top_k(scores, sampling.top_k)
     if sampling.top_p < 1.0:
-        scores = _keep_top_p(scores, sampling.top_p, sampling.top_k)
-    return torch.softmax(scores, dim=-1)
+        scores = _keep_top_p(scores, sampling.top_p)
+    return candidates, torch.softmax(scores, dim=-1)
 
 
-def _keep_top_k(scores: Tensor, top_k: int) -> Tensor:
-    kth = torch.topk(scores, min(top_k, scores.shape[-1]), dim=-1).values[:, -1:]
-    return scores.masked_fill(scores < kth, -torch.inf)
+def _top_k(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The k best tokens and those that tie with the k-th, ascending by id: ids [R, C] and scores [R, C]."""
+    best = torch.topk(scores, top_k, dim=-1)
+    kth = best.values[:, -1:]
+    count = int((scores >= kth).sum(dim=-1).max())
+    if count > top_k:
+        best = torch.topk(scores, count, dim=-1)
+    candidates, order = best.indices.sort(dim=-1)
+    kept = best.values.gather(-1, order)
+    return candidates, kept.masked_fill(kept < kth, -torch.inf)
 
 
-def _keep_top_p(scores: Tensor, top_p: float, top_k: int | None) -> Tensor:
+def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     """Drop the least probable tokens whose probabilities add up to at most 1 - top_p.
 
     Only the candidates (the most probable tokens) are sorted. Their number grows until even the least of them is
@@ -102,7 +122,7 @@ def _keep_top_p(scores: Tensor, top_p: float, top_k: int | None) -> Tensor:
     vocabulary = scores.shape[-1]
     probabilities = torch.softmax(scores, dim=-1)
     total = probabilities.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    size = min(vocabulary, max(2 * top_k, BLOCK) if top_k else FIRST_CANDIDATES)
+    size = min(vocabulary, FIRST_CANDIDATES)
     while True:
         if size < vocabulary:
             # Ascending ids first and a stable sort after, so that ties are ordered by id whatever topk did with them.

@@ -79,7 +79,9 @@ class TestDistribution:
         for top_k in (None, 1, 2, 50, 5000):
             for top_p in (1e-6, 0.1, 0.5, 0.9, 0.99, 1.0):
                 expected = warped(logits, temperature, top_k, top_p)
-                assert torch.equal(truncated_probabilities(logits, settings(temperature, top_k, top_p)), expected)
+                found = truncated_probabilities(logits, settings(temperature, top_k, top_p))
+                assert torch.equal(found > 0, expected > 0)
+                torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)  # sums over fewer tokens round anew
 
     def test_another_order_of_the_warpers_is_another_distribution(self):
         logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
@@ -89,7 +91,7 @@ class TestDistribution:
     def test_ties_with_the_kth_are_kept(self):
         logits = torch.tensor([[1.0, 2.0, 1.0, 1.0, 0.0]])
         probabilities = truncated_probabilities(logits, settings(top_k=2))
-        assert torch.equal(probabilities, warped(logits, 1.0, 2, 1.0))
+        torch.testing.assert_close(probabilities, warped(logits, 1.0, 2, 1.0), rtol=1e-6, atol=0.0)
         assert (probabilities > 0).tolist() == [[True, True, True, True, False]]
 
     @given(st.integers(1, 40), st.integers(0, 2**31), st.sampled_from([None, 1, 3, 10]), st.floats(0.01, 1.0))

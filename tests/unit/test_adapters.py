@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mareinforce.agents.adapters import belongs_to, can_mix, inner_model
+from mareinforce.agents.adapters import belongs_to, can_mix
 from mareinforce.agents.team import Team
 from mareinforce.errors import AgentError, ConfigError
+from mareinforce.rollout.engines import transformers as engine_module
 from mareinforce.rollout.engines.transformers import TransformersEngine
 from mareinforce.types import Request, Sampling, StreamKey
 from tests.lora import (
@@ -116,11 +117,8 @@ def test_dora_agents_are_sampled_an_adapter_at_a_time_and_equal_each_alone(tmp_p
     base = save_base(tmp_path / "base", llama_model(word_count))
     team = build([base, base], lora={**LORA, "use_dora": True})
     stir(team.network(0))
-    calls = []
-    plain = type(inner_model(team.network(0))).generate
-    monkeypatch.setattr(
-        type(inner_model(team.network(0))), "generate", lambda *a, **k: (calls.append(a), plain(*a, **k))[1]
-    )
+    calls, plain = [], engine_module.decode
+    monkeypatch.setattr(engine_module, "decode", lambda batch: calls.append(batch) or plain(batch))
     requests = [Request(a, PROMPT, tuple(StreamKey("train", 0, 0, 0, (), a, k) for k in range(4))) for a in (1, 0)]
     together = TransformersEngine(team).sample(requests, Sampling(5))
     assert len(calls) == 2

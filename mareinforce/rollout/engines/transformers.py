@@ -13,6 +13,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from mareinforce.agents.adapters import can_mix
+from mareinforce.agents.rollout_weights import RolloutNetworks
 from mareinforce.agents.team import Team
 from mareinforce.agents.workers import Job, Workers
 from mareinforce.errors import NonFiniteError
@@ -46,14 +47,21 @@ class TransformersEngine:
     Args:
         team: the agents.
         token_budget: most tokens (rows x (longest prompt + max_new_tokens)) in one batch.
+        rollout_dtype: precision of the weights while they sample; None: that of training.
         own_loop: sample with `decoding.decode` where it fits; False: always with the models' ``generate``.
         workers: who samples; default: the caller, one network after the other.
     """
 
     def __init__(
-        self, team: Team, token_budget: int = 32768, workers: Workers | None = None, own_loop: bool = True
+        self,
+        team: Team,
+        token_budget: int = 32768,
+        workers: Workers | None = None,
+        own_loop: bool = True,
+        rollout_dtype: torch.dtype | None = None,
     ) -> None:
         self.team = team
+        self.networks = RolloutNetworks(team, rollout_dtype)
         self.own_loop = own_loop
         self.token_budget = token_budget
         self.workers = workers or Workers()
@@ -119,7 +127,7 @@ class TransformersEngine:
         return [self._completion(row.agent, one) for row, one in zip(rows, sampled, strict=True)]
 
     def _together(self, rows: list[_Row], sampling: Sampling) -> Batch:
-        network = self.team.network(rows[0].agent)
+        network = self.networks.network(rows[0].agent)
         numbers = torch.from_numpy(np.stack([uniforms(row.key, sampling.max_new_tokens) for row in rows]))
         device = next(network.parameters()).device
         seats = [self.team.seats[row.agent] for row in rows]
