@@ -63,9 +63,6 @@ RULES: dict[str, Rule] = {
 
 NOT_YET: dict[str, str] = {
     "rollout_dtype": "sampling always uses the training precision as yet; leave it at null",
-    "on_reward_error": "a failing reward always stops the run as yet; leave it at stop",
-    "reward_timeout": "reward calls have no time limit as yet; leave it at null",
-    "reward_workers": "rewards are called one after the other as yet; leave it at 0",
 }
 
 
@@ -120,6 +117,8 @@ def _check_together(config: MAGRPOConfig) -> None:
                 f"{field} lists {len(texts)} texts for num_agents={config.num_agents}: give one for all, or one an "
                 f"agent (null: none)."
             )
+    if config.reward_worker_kind == "process" and config.reward_workers == 0:
+        raise ConfigError("reward_worker_kind='process' with reward_workers=0: set reward_workers to their number.")
     if config.turn_weighting == "tree" and batch is not None:
         raise ConfigError(
             f"train_batch_size={batch}: turn_weighting=tree makes one optimizer step of the whole buffer; leave "

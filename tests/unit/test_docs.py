@@ -136,6 +136,7 @@ def logged_columns(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             reference_kl_enabled=True,
             prompt_overflow="truncate_left",
             advantage_normalization=False,
+            on_reward_error="skip",
             logging_steps=1,
         ),
         default_root_dir=tmp_path_factory.mktemp("runs"),
