@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 _Inbox = queue.SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
@@ -37,6 +37,9 @@ class DaemonThreads:
     def _serve(self, inbox: _Inbox) -> None:
         while (task := inbox.get()) is not None:
             future, work = task
+            if not future.set_running_or_notify_cancel():
+                self._idle.append(inbox)
+                continue
             try:
                 result = work()
             except BaseException as error:
@@ -46,3 +49,21 @@ class DaemonThreads:
                 self._idle.append(inbox)
                 future.set_result(result)
             del task, future, work  # what it held is not kept until there is more to do
+
+
+class DaemonExecutor(ThreadPoolExecutor):
+    """What `asyncio.to_thread` runs on: at most `limit` at once, in threads that the process does not wait for."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(max_workers=1)  # which is never made
+        self._daemons = DaemonThreads("mareinforce-async-thread")
+        self._gate = threading.Semaphore(limit)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Let a thread do it, as soon as there is one."""
+
+        def work() -> Any:
+            with self._gate:
+                return fn(*args, **kwargs)
+
+        return self._daemons.submit(work)

@@ -11,8 +11,13 @@ from collections.abc import Awaitable
 from concurrent.futures import Future, TimeoutError
 from typing import Any
 
+from mareinforce.daemon_threads import DaemonExecutor
+
 PATIENCE = 1.0
 """Seconds in which a loop that is not blocked does the least thing."""
+
+THREADS = 32
+"""Calls of `asyncio.to_thread` that are at work at once."""
 
 Awaited = Future[tuple[Any, BaseException | None]]
 """What awaiting something will give, and a request to stop that was raised instead."""
@@ -66,6 +71,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     with _loop_lock:
         if _loop is None or _loop_thread is None or not _loop_thread.is_alive():  # not alive: in a forked process
             _loop = asyncio.new_event_loop()
+            _loop.set_default_executor(DaemonExecutor(THREADS))
             _loop_thread = threading.Thread(target=_loop.run_forever, name="mareinforce-async", daemon=True)
             _loop_thread.start()
         return _loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import subprocess
@@ -50,6 +51,11 @@ def hang(folder: str) -> None:
 def sleep(seconds: str) -> None:
     """Go on for so long."""
     time.sleep(float(seconds))
+
+
+async def sleep_in_a_thread(seconds: str) -> None:
+    """Go on for so long in a thread that asyncio has started."""
+    await asyncio.to_thread(time.sleep, float(seconds))
 
 
 def die(status: int) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import queue
 import random
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from mareinforce import event_loop
 from mareinforce.calling import UserFunction
 from mareinforce.concurrent_calls import Call, CallRunner
+from mareinforce.daemon_threads import DaemonExecutor, DaemonThreads
 from mareinforce.errors import CallTimeout, ConfigError, RewardError, UserCodeError
 from tests import worker_functions
 
@@ -310,6 +314,40 @@ def test_a_loop_that_is_blocked_is_left(run):
     release.set()
 
 
+def test_so_many_threads_of_asyncio_work_at_once(run):
+    counter = Counter()
+
+    def blocks():
+        with counter:
+            time.sleep(0.05)
+
+    async def call(index):
+        await asyncio.to_thread(blocks)
+        return index
+
+    assert run(call, [(index,) for index in range(event_loop.THREADS + 8)]) == list(range(event_loop.THREADS + 8))
+    assert 1 < counter.most <= event_loop.THREADS
+
+
+def test_work_that_is_cancelled_before_it_begins_is_not_done():
+    done, gate = [], threading.Event()
+    executor = DaemonExecutor(1)
+    first = executor.submit(gate.wait, 30)
+    second = executor.submit(done.append, 1)
+    threads = DaemonThreads("one")
+    inbox = queue.SimpleQueue()
+    cancelled, later = Future(), Future()
+    cancelled.cancel()
+    for future in (cancelled, later):
+        inbox.put((future, lambda: done.append(2)))
+    inbox.put(None)
+    threads._serve(inbox)
+    assert (done, later.done()) == ([2], True)
+    gate.set()
+    assert (first.result(30), second.result(30)) == (True, None)
+    assert done == [2, 1]
+
+
 def alive(pid):
     """Is there such a process, and is it more than an exit status that nobody has asked for?"""
     try:
@@ -358,9 +396,10 @@ runner.run(function, [Call((argument,), {}, "")], lambda value, index: value)
 """
 
 
-def test_a_thread_that_is_left_to_itself_does_not_keep_the_process():
+@pytest.mark.parametrize("name", ["sleep", "sleep_in_a_thread"])
+def test_a_thread_that_is_left_to_itself_does_not_keep_the_process(name):
     began = time.monotonic()
-    command = [sys.executable, "-c", PROGRAM, "thread", "sleep", "300"]
+    command = [sys.executable, "-c", PROGRAM, "thread", name, "300"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert "took longer than reward_timeout=1 seconds" in done.stderr
     assert done.returncode == 1
