@@ -84,14 +84,18 @@ async def _awaited(awaitable: Any) -> Any:
 
 def _failure(error: BaseException) -> bytes:
     """An error with the traceback, which does not travel by itself, as a note; told in words if it cannot travel."""
-    error.add_note(f"In a worker process:\n{''.join(traceback.format_exception(error))}".rstrip())
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    told = "".join(traceback.format_exception(type(error), error, frames))
+    error.add_note(f"In a worker process:\n{told}".rstrip())
     try:
         sent = pickle.dumps((None, error))
         pickle.loads(sent)
     except Exception:
-        told = RuntimeError(f"{type(error).__name__}: {error}")
-        told.__notes__ = error.__notes__
-        return pickle.dumps((None, told))
+        instead = RuntimeError(f"{type(error).__name__}: {error}")
+        instead.__notes__ = error.__notes__
+        return pickle.dumps((None, instead))
     return sent
 
 

@@ -227,6 +227,7 @@ def test_an_error_in_a_process_keeps_its_traceback_in_words(run):
     assert type(told.value.__cause__) is ValueError
     (note,) = told.value.__cause__.__notes__
     assert 'raise ValueError("bad json")' in note
+    assert "call_child" not in note
     with pytest.raises(UserCodeError, match="Unpicklable: 1 and 2"):
         run(worker_functions.fail_unpicklably, [()], **PROCESSES)
 
