@@ -48,6 +48,10 @@ class UserCodeError(MareinforceError):
     """A user's own callable raised. The original error, with the user's traceback, is ``__cause__``."""
 
 
+class CallTimeout(UserCodeError):
+    """A user's own callable took longer than ``reward_timeout``."""
+
+
 class NonFiniteError(MareinforceError, ArithmeticError):
     """A loss, a gradient or a weight stopped being a number."""
 

@@ -12,7 +12,7 @@ from mareinforce.learner import Report
 from mareinforce.metrics import completion_metrics, kl_metrics, mean
 from mareinforce.rollout.credit import assign_returns, measure_reference_kl, node_samples, number_env_steps
 from mareinforce.rollout.expand import Episode
-from mareinforce.rollout.tree import Node, nodes_by_level
+from mareinforce.rollout.tree import Node, nodes_by_level, valid
 from mareinforce.team_module import TeamModule
 from mareinforce.types import IndexedRow, NodeSample
 
@@ -119,9 +119,9 @@ class MultiAgentReinforce(TeamModule):
 
     def _log(self, trees: Sequence[Node]) -> None:
         """Add what the trees were worth to the means, and write a row when it is time."""
-        self.means.add_trees(trees, self.config.num_turns)
-        reward = mean([mean(root.rewards) for root in trees])
-        self.log("reward", reward, prog_bar=True, logger=False, batch_size=len(trees))
+        self.means.add_trees(trees, self.config.num_turns, skips=self.config.on_reward_error == "skip")
+        if rewards := [mean(found) for root in trees if (found := valid(root.rewards))]:
+            self.log("reward", mean(rewards), prog_bar=True, logger=False, batch_size=len(trees))
         if self.env_step - self.logged_env_step >= self.config.logging_steps:
             self._write(self.means.take())
             self.logged_env_step = self.env_step

@@ -14,6 +14,7 @@ from mareinforce.agents.arguments import check_agents, check_team_config
 from mareinforce.agents.rendering import renderings
 from mareinforce.agents.team import Team
 from mareinforce.agents.workers import Workers
+from mareinforce.concurrent_calls import CallRunner
 from mareinforce.config import ALGORITHMS, MAGRPOConfig
 from mareinforce.devices import agent_places
 from mareinforce.errors import ConfigError
@@ -26,7 +27,8 @@ from mareinforce.random_states import set_random_states
 from mareinforce.rewards.contract import Reward
 from mareinforce.rollout.engines.transformers import TransformersEngine
 from mareinforce.rollout.expand import Episode, Expansion
-from mareinforce.rollout.prompts import Formatters, Transition
+from mareinforce.rollout.prompts import Formatters
+from mareinforce.rollout.transition import Transition
 from mareinforce.types import IndexedRow
 
 UserCallable = Callable[..., Any]
@@ -52,7 +54,7 @@ class TeamModule(L.LightningModule):
         reward_func: scores joint answers, see `mareinforce.rewards.contract.Reward`.
         reward_processor: applied to every single reward before anything else uses it.
         formatters: row -> prompt, one or one an agent; default: the row's prompt.
-        external_transition: what is asked next, see `mareinforce.rollout.prompts.Transition`.
+        external_transition: what is asked next, see `mareinforce.rollout.transition.Transition`.
         eval_logger: measures evaluated rows; needs `eval_aggregator`.
         eval_aggregator: turns those measurements into metrics.
         config: the fields of the learning loop.
@@ -117,11 +119,16 @@ class TeamModule(L.LightningModule):
             "reference_places": agent_places(config.reference_devices, num_agents, "reference_devices"),
         }
         self.workers = Workers(concurrent=config.parallel_training == "mp")
-        self._reward = Reward(reward_func, num_agents, reward_processor)
+        self.calls = CallRunner(config.reward_workers, config.reward_worker_kind, config.reward_timeout)
+        self._reward = Reward(
+            reward_func, num_agents, reward_processor, on_error=config.on_reward_error, runner=self.calls
+        )
         self._formatters = Formatters(
             formatters, num_agents, prompt_column or "prompt", config.external_prompt_passthrough, config.history
         )
-        self._transition = None if external_transition is None else Transition(external_transition, num_agents)
+        self._transition = (
+            None if external_transition is None else Transition(external_transition, num_agents, runner=self.calls)
+        )
         self.evaluators = Evaluators(eval_logger, eval_aggregator)
         self._notices = RunNotices(config)
         self._validation: Evaluation | None = None
@@ -231,6 +238,7 @@ class TeamModule(L.LightningModule):
     def teardown(self, stage: str) -> None:
         """Leave no worker behind, and the user's models as what they were given as."""
         self.workers.close()
+        self.calls.close()
         if self.team is not None:
             self.team.rest()
 

@@ -54,7 +54,15 @@ def sample_of_state(state: Mapping[str, Any]) -> NodeSample:
     """The node sample again."""
     completions = tuple(Completion(*one) for one in state["completions"])
     kl = None if state["kl"] is None else ReferenceKL(*state["kl"])
-    return NodeSample(**{**state, "completions": completions, "kl": kl, "path": tuple(state["path"])})
+    return NodeSample(
+        **{
+            **state,
+            "completions": completions,
+            "kl": kl,
+            "path": tuple(state["path"]),
+            "ks": tuple(state.get("ks", ())),
+        }
+    )
 
 
 def by_node(samples: Sequence[NodeSample]) -> list[NodeSamples]:

@@ -179,7 +179,10 @@ class MAGRPOTrainer:
         if self._accelerator == "auto" and torch.accelerator.is_available():
             self.module.to(torch.accelerator.current_accelerator())
         count = self.args.eval_num_samples if num_eval_samples is None else num_eval_samples
-        return self.module.evaluate(self.data.eval_rows(count))
+        try:
+            return self.module.evaluate(self.data.eval_rows(count))
+        finally:
+            self.module.calls.close()
 
     def save_model(self, output_dir: str | os.PathLike[str]) -> None:
         """Save each agent with its tokenizer as `output_dir/agent_0`, `agent_1` ..., loadable by `from_pretrained`."""

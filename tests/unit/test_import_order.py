@@ -16,7 +16,12 @@ LAYERS = [
     {
         "errors",
         "types",
+        "call_child",
+        "call_process",
         "calling",
+        "concurrent_calls",
+        "daemon_threads",
+        "event_loop",
         "config",
         "config_rules",
         "quiet",
