@@ -30,6 +30,8 @@ LAYERS = [
         "devices",
         "whole_files",
         "random_states",
+        "ranks",
+        "ddp",
     },
     {"algorithms", "rollout.tree"},
     {"rewards", "agents", "data", "tasks"},
