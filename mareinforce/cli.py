@@ -12,11 +12,12 @@ from typing import Any, Literal
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mareinforce.agents.lora import LoRA
-from mareinforce.checkpoint import TeamCheckpoint, checkpoint_to_resume, folder_of_run
+from mareinforce.checkpoint import TeamCheckpoint
+from mareinforce.checkpoint_files import checkpoint_to_resume, folder_of_run
 from mareinforce.config import MAGRPOConfig
 from mareinforce.config_links import check_twins, link_arguments, team_size
 from mareinforce.csv_log import MetricsCSV
@@ -28,6 +29,7 @@ from mareinforce.module import MultiAgentReinforce
 from mareinforce.parse_errors import NUMBER, explained
 from mareinforce.reporting import TERMINATED
 from mareinforce.run_folder import new_run_folder, run_folder_of_rank
+from mareinforce.saved_config import SavedConfig
 from mareinforce.signals import StopBySignal
 from mareinforce.trainer_rules import check_trainer, several_processes
 
@@ -88,10 +90,9 @@ class MareinforceCLI(LightningCLI):
         super().__init__(
             AgentsOfYAML,
             RowsDataModule,
-            save_config_callback=SaveConfigCallback if command == "fit" else None,
+            save_config_callback=SavedConfig if command == "fit" else None,
             trainer_defaults=dict(_DEFAULTS),
             seed_everything_default=0,
-            save_config_kwargs={"overwrite": True},  # a run that goes on writes its config.yaml anew
             parser_kwargs={**_PARSER, command: dict(_PARSER)},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,

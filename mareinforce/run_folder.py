@@ -6,25 +6,33 @@ import os
 import re
 from pathlib import Path
 
+from mareinforce.errors import ConfigError
+
 _OF_RANK_0 = "MAREINFORCE_RUN_FOLDER"
 
 
 def new_run_folder(parent: str | os.PathLike[str], kind: str = "run") -> Path:
     """Make and return the next `run_0001`, `run_0002` ... below `parent` (or of another kind), one above the highest.
 
-    Making a folder is atomic: of two processes at once each gets its own.
+    Making a folder is atomic: of two processes at once each gets its own. Raises ConfigError if none can be made.
     """
     parent = Path(parent)
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((run_number(entry, kind) for entry in parent.iterdir()), default=0)
-    while True:
-        folder = parent / f"{kind}_{number:04d}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        number = 1 + max((run_number(entry, kind) for entry in parent.iterdir()), default=0)
+        while True:
+            folder = parent / f"{kind}_{number:04d}"
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                return folder
+    except OSError as error:
+        raise ConfigError(
+            f"default_root_dir={str(parent)!r}: no folder for a run can be made there ({error.strerror}); give one "
+            "that can be written to."
+        ) from error
 
 
 def rank_by_environment() -> int:

@@ -13,7 +13,8 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from mareinforce.agents.arguments import check_agents
-from mareinforce.checkpoint import TeamCheckpoint, checkpoint_to_resume, folder_of_run
+from mareinforce.checkpoint import TeamCheckpoint
+from mareinforce.checkpoint_files import checkpoint_to_resume, folder_of_run
 from mareinforce.config import ALGORITHMS, MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
