@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 from mareinforce import run_state
 from mareinforce.agents.workers import Job
-from mareinforce.learner import Report
+from mareinforce.errors import MareinforceError
+from mareinforce.learner import Learner, Report
 from mareinforce.metrics import RunningMeans, completion_metrics, kl_metrics, mean
+from mareinforce.optim import Update
 from mareinforce.rollout.credit import (
     assign_returns,
     measure_reference_kl,
@@ -95,15 +97,39 @@ class MultiAgentReinforce(TeamModule):
             self.means.add_agent(sample.agent, {**completion_metrics(sample), **kl_metrics(sample)})
             self.means.add(kl_metrics(sample))
         flush = self.config.rollout_buffer_size == "rollout" or bool(self.trainer.is_last_batch)
-        jobs = []
-        for index, learner in enumerate(self.learners):
-            own = [sample for sample in samples if sample.agent in learner.policy.agents]
-            work = partial(
-                learner.learn, own, self._optimizer(index), flush=flush, progress=self._progress, ranks=self.ranks
+        queues = [
+            learner.mini_batches(
+                [one for one in samples if one.agent in learner.policy.agents], flush=flush, ranks=self.ranks
             )
-            jobs.append(Job(learner.policy.seat.network, learner.policy.agents, work))
-        for reports in self.workers.run(jobs):
-            for agent, seen in cast("list[Report]", reports):
+            for learner in self.learners
+        ]
+        while batches := {i: batch for i, queue in enumerate(queues) if (batch := next(queue, None)) is not None}:
+            self._update(batches)
+
+    def _update(self, batches: Mapping[int, Sequence[NodeSample]]) -> None:
+        """One update of every policy that has a mini-batch, by its index: all gradients first, then all steps.
+
+        So that nobody has stepped if somebody's gradient turns out not to be finite.
+        """
+        optimizers = {index: self._optimizer(index) for index in batches}
+
+        def each(work: Callable[[Learner, int], object]) -> list[object]:
+            jobs = []
+            for index in batches:
+                learner = self.learners[index]
+                jobs.append(Job(learner.policy.seat.network, learner.policy.agents, partial(work, learner, index)))
+            return self.workers.run(jobs)
+
+        try:
+            computed = each(lambda learner, index: learner.compute(batches[index], optimizers[index], self.ranks))
+        except MareinforceError:
+            for optimizer in optimizers.values():
+                optimizer.zero_grad(set_to_none=True)
+            raise
+        updates = dict(zip(batches, cast("list[Update]", computed), strict=True))
+        stepped = each(lambda learner, index: learner.step(updates[index], optimizers[index], self._progress))
+        for reports in cast("list[list[Report]]", stepped):
+            for agent, seen in reports:
                 self.means.add_agent(agent, seen)
 
     # small print

@@ -17,6 +17,9 @@ class SavedConfig(SaveConfigCallback):
     def __init__(self, parser: Any, config: Any, **kwargs: Any) -> None:
         super().__init__(parser, config, **kwargs, save_to_log_dir=False)  # Lightning's own way is to write over it
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._folder = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is rank 0's
+        super().setup(trainer, pl_module, stage)
+
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        text = self.parser.dump(self.config, skip_none=False)
-        write_whole(Path(trainer.log_dir or trainer.default_root_dir) / self.config_filename, text)
+        write_whole(self._folder / self.config_filename, self.parser.dump(self.config, skip_none=False))
