@@ -81,12 +81,12 @@ def checkpoint_to_resume(path: str | os.PathLike[str] | None, parent: str | os.P
     """
     if path is None:
         return None
-    if os.fspath(path) == "last":
+    name = os.fspath(path)
+    if name == "last":
         newest = newest_checkpoint(parent)
         if newest is None:
             raise ConfigError(f"{key}=last: there is no whole checkpoint in any run folder below {str(parent)!r}.")
-        return str(newest)
-    name = os.fspath(path)
+        name = str(newest)
     if not Path(name).is_file():
         raise ConfigError(f"{key}={name!r}: there is no such file; give a .ckpt file, or last.")
     try:

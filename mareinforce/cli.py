@@ -42,8 +42,8 @@ _DEFAULTS = {
 }
 _PARSER = {"allow_abbrev": False, "exit_on_error": False}
 _METHOD_SKIPS = {
-    "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
-    "validate": {"model", "dataloaders", "datamodule"},
+    "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
+    "validate": {"model", "dataloaders", "datamodule", "weights_only"},
 }
 _QUOTED_NUMBER = re.compile(rf"(?P<key>--[^=]+=)?(?P<quote>[\"'])(?P<number>{NUMBER})(?P=quote)")
 
@@ -165,7 +165,7 @@ class MareinforceCLI(LightningCLI):
         trainer: Any = self.trainer
         stopped: StopBySignal = next(one for one in trainer.callbacks if isinstance(one, StopBySignal))
         try:
-            self.trainer.fit(model, **kwargs)
+            self.trainer.fit(model, **kwargs, weights_only=True)
         except SIGTERMException:  # before training began
             raise SystemExit(TERMINATED) from None
         except SystemExit as stop:
@@ -186,7 +186,7 @@ class MareinforceCLI(LightningCLI):
         with warnings.catch_warnings():
             # checkpoints were written by callbacks that evaluation has no use for
             warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
-            for values in self.trainer.validate(model, **{**kwargs, "verbose": False}):
+            for values in self.trainer.validate(model, **{**kwargs, "verbose": False, "weights_only": True}):
                 self.metrics |= {name: float(value) for name, value in values.items()}
 
     def after_fit(self) -> None:

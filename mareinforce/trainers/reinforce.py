@@ -24,7 +24,7 @@ from mareinforce.module import MultiAgentReinforce
 from mareinforce.quiet import quiet
 from mareinforce.run_folder import run_folder_of_rank
 from mareinforce.signals import StopBySignal
-from mareinforce.trainer_rules import check_trainer, several_processes
+from mareinforce.trainer_rules import check_trainer, refuse_secrets, several_processes
 
 __all__ = [
     "MAGRPOConfig",
@@ -140,6 +140,7 @@ class MAGRPOTrainer:
         self.run_folder: Path | None = None
         """Where the last `train` wrote metrics.csv and its checkpoints."""
         self._wandb_config = None if wandb_config is None else dict(wandb_config)
+        refuse_secrets(self._wandb_config, "wandb_config")
         self._root, self._callbacks, self._accelerator = default_root_dir, list(callbacks), accelerator
 
     def train(self, resume_from_checkpoint: str | os.PathLike[str] | None = None) -> None:
@@ -171,7 +172,7 @@ class MAGRPOTrainer:
                 enable_model_summary=False,
             )
             try:
-                trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint)
+                trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
             except SystemExit:
                 if stopping.received is None:
                     raise

@@ -108,7 +108,7 @@ def test_every_way_to_write_a_number_is_that_number(folder: Path, written: str, 
 def _saved_config(cli: MareinforceCLI) -> str:
     path = cli.run_folder / "config.yaml"
     for callback in cli.trainer.callbacks:
-        if type(callback).__name__ == "SaveConfigCallback":
+        if type(callback).__name__ == "SavedConfig":
             with quiet():
                 callback.setup(cli.trainer, cli.model, "fit")
     return str(path)
