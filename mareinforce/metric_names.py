@@ -11,6 +11,8 @@ from mareinforce.errors import ConfigError, did_you_mean
 COUNTERS = ("step", "epoch", "batch", "updates")
 TURN = ("reward_mean", "expected_return", "raw_reward_mean", "coverage", "reward_mean_carried")
 EVAL_TURN = ("reward_mean", "expected_return")
+SKIPPED = ("skipped_rewards", "skipped_returns")
+EVAL_SKIPPED = ("skipped_rewards",)
 KL = ("reference_kl_mean", "reference_kl_penalty_mean")
 AGENT = (
     "completion_length",
@@ -36,12 +38,14 @@ def known_metrics(config: MAGRPOConfig) -> list[str]:
     turns = [f"turn_{turn + 1}" for turn in range(config.num_turns)]
     own = [*AGENT, *(RATIO if config.importance_sampling != "none" else ())]
     kl = KL if config.references else ()
+    skips = config.on_reward_error == "skip"
     names = [*COUNTERS, *(["overlong_prompts"] if config.prompt_overflow != "error" else [])]
-    names += [f"{turn}/{name}" for turn in turns for name in (*TURN, *kl)]
+    names += [f"{turn}/{name}" for turn in turns for name in (*TURN, *kl, *(SKIPPED if skips else ()))]
     for agent in range(config.num_agents):
         names += [f"agent_{agent}/{name}" for name in (*own, *(f"{turn}/{name}" for turn in turns for name in kl))]
     if config.eval_interval and config.eval_num_samples:
-        names += [f"eval/{turn}/{name}" for turn in turns for name in EVAL_TURN]
+        evaluated = (*EVAL_TURN, *(EVAL_SKIPPED if skips else ()))
+        names += [f"eval/{turn}/{name}" for turn in turns for name in evaluated]
     return names
 
 

@@ -86,6 +86,12 @@ SOUND: dict[str, Any] = {
     "reference_kl_estimator": ["k1", "k3"],
     "reference_kl_placement": ["return", "advantage"],
     "reference": [None, "start", "base"],
+    "on_reward_error": ["stop", "skip"],
+    "reward_workers": [0, 2],
+    "reward_timeout": [None, 60.0],
+    "update_token_budget": [None, 1, 50],
+    "rollout_token_budget": [None, 1, 50],
+    "rollout_dtype": [None, "bfloat16"],
     "seed": [None, 0, 7],
 }
 UNSOUND: list[Any] = [0, -1, math.nan, math.inf, "no such word", [], None, True, 1e300, 2.5, {}]

@@ -10,7 +10,11 @@ from mareinforce.metric_names import check_after, check_before, known_metrics
 from tests.unit.test_docs import METRICS, first_cells, pattern_of
 
 EVERYTHING = MAGRPOConfig(
-    importance_sampling="token", reference_kl_enabled=True, prompt_overflow="truncate_left", num_turns=2
+    importance_sampling="token",
+    reference_kl_enabled=True,
+    prompt_overflow="truncate_left",
+    num_turns=2,
+    on_reward_error="skip",
 )
 LITTLE = MAGRPOConfig(num_turns=1, eval_interval=0)
 OPEN = {"turn_k/<component>_mean", "eval/<name>"}
