@@ -120,6 +120,15 @@ def folder_of_run(checkpoint: str | None) -> Path | None:
     return Path(checkpoint or "").parent.parent if checkpoint and found.parent.name == FOLDER else None
 
 
+def tracked_run(checkpoint: str | None) -> dict[str, Any] | None:
+    """Which run at a tracker a checkpoint belongs to; None: none."""
+    if checkpoint is None:
+        return None
+    content = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
+    record: dict[str, Any] | None = content["mareinforce"].get("wandb")
+    return record
+
+
 def checkpoint_to_resume(path: str | os.PathLike[str] | None, parent: str | os.PathLike[str], key: str) -> str | None:
     """The checkpoint file that is meant: ``path``, or for "last" the newest whole one below ``parent``.
 

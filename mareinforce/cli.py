@@ -10,26 +10,31 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse import Namespace, set_parsing_settings
+import yaml
+from jsonargparse import ActionYesNo, ArgumentParser, Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mareinforce.agents.lora import LoRA
-from mareinforce.checkpoint import TeamCheckpoint, checkpoint_to_resume, folder_of_run
+from mareinforce.checkpoint import TeamCheckpoint, checkpoint_to_resume, folder_of_run, tracked_run
 from mareinforce.config import MAGRPOConfig
 from mareinforce.config_links import check_twins, link_arguments, team_size
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
 from mareinforce.errors import MareinforceError
 from mareinforce.eval_protocol import EvalProtocol, ProtocolEvaluation
+from mareinforce.hyperparameters import log_hyperparameters
 from mareinforce.module import MultiAgentReinforce
 from mareinforce.parse_errors import NUMBER, explained
-from mareinforce.reporting import TERMINATED
-from mareinforce.run_folder import new_run_folder
+from mareinforce.progress import RunProgress
+from mareinforce.reporting import FAILED, TERMINATED
+from mareinforce.run_folder import discard_if_nothing_came, new_run_folder
+from mareinforce.run_header import RunHeader
 from mareinforce.signals import StopBySignal
+from mareinforce.tracking import WandbSettings, WandbTracker
 from mareinforce.trainer_rules import check_trainer
 
 _DEFAULTS = {
@@ -68,6 +73,14 @@ class AgentsOfYAML(MultiAgentReinforce):
         )  # fmt: skip
 
 
+class SaveRunConfig(SaveConfigCallback):
+    """Writes `config.yaml`, and tells every logger what is in it, without secrets."""
+
+    def save_config(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Tell the loggers."""
+        log_hyperparameters(trainer.loggers, yaml.safe_load(self.parser.dump(self.config, skip_none=False)))
+
+
 class MareinforceCLI(LightningCLI):
     """Parse, refuse, build and run `fit` or `validate`.
 
@@ -87,26 +100,31 @@ class MareinforceCLI(LightningCLI):
         set_parsing_settings(docstring_parse_attribute_docstrings=asks_for_help)  # slow, and only help shows them
         self.command = command
         self.run_folder: Path | None = None
-        super().__init__(
-            AgentsOfYAML,
-            RowsDataModule,
-            save_config_callback=SaveConfigCallback if command == "fit" else None,
-            trainer_defaults=dict(_DEFAULTS),
-            seed_everything_default=0,
-            save_config_kwargs={"overwrite": True},  # a run that goes on writes its config.yaml anew
-            parser_kwargs={**_PARSER, command: dict(_PARSER)},
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            args=[command, *arguments],
-        )
+        self.tracker: WandbTracker | None = None
+        try:
+            super().__init__(
+                AgentsOfYAML,
+                RowsDataModule,
+                save_config_callback=SaveRunConfig if command == "fit" else None,
+                trainer_defaults=dict(_DEFAULTS),
+                seed_everything_default=0,
+                save_config_kwargs={"overwrite": True},  # a run that goes on writes its config.yaml anew
+                parser_kwargs={**_PARSER, command: dict(_PARSER)},
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                args=[command, *arguments],
+            )
+        except BaseException as error:
+            self._end_badly(error)
+            raise
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """The one command there is."""
         return {self.command: _METHOD_SKIPS[self.command]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Let keys set their twins in `model.config`, and take a protocol of evaluation."""
-        parser.add_argument("--eval", type=EvalProtocol | None, default=None)
+        """Let keys set their twins in `model.config`, and take what is neither model nor data nor trainer."""
+        _add_own_arguments(parser)
         link_arguments(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -151,10 +169,11 @@ class MareinforceCLI(LightningCLI):
         if self.command == "fit":
             kwargs |= self._training_arguments(arguments)
         else:
-            kwargs |= {"logger": False, "enable_checkpointing": False, "callbacks": []}  # callbacks are for training
+            bars = [] if arguments.enable_progress_bar is False else [RunProgress()]
+            kwargs |= {"logger": False, "enable_checkpointing": False, "callbacks": bars}  # others are for training
             if (protocol := self.config_init[self.command].eval) is not None:
                 self.run_folder = new_run_folder(arguments.default_root_dir, "eval")
-                kwargs["callbacks"] = [ProtocolEvaluation(protocol, self.run_folder)]
+                kwargs["callbacks"] = [*bars, ProtocolEvaluation(protocol, self.run_folder)]
         return super().instantiate_trainer(**kwargs)
 
     def fit(self, model: MultiAgentReinforce, **kwargs: Any) -> None:
@@ -190,12 +209,23 @@ class MareinforceCLI(LightningCLI):
         assert self.run_folder is not None
         if self.trainer.is_global_zero:
             self.model.save_model(self.run_folder / "agents")
+        if self.tracker is not None:
+            if self.tracker.settings.save_models:
+                self.tracker.log_agents(self.run_folder / "agents")
+            self.tracker.close()
+
+    def _end_badly(self, error: BaseException) -> None:
+        """Leave no run going at a tracker, and no folder of a run from which nothing came."""
+        if self.tracker is not None:
+            self.tracker.close(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else FAILED)
+        if self.run_folder is not None and getattr(rank_zero_only, "rank", 0) == 0:
+            discard_if_nothing_came(self.run_folder)
 
     def _plain_parser(self) -> LightningArgumentParser:
         parser = self.init_parser(**_PARSER, prog=f"python -m mareinforce.{_module_of(self.command)}")
         self.add_default_arguments_to_parser(parser)
         self.add_core_arguments_to_parser(parser)
-        parser.add_argument("--eval", type=EvalProtocol | None, default=None)
+        _add_own_arguments(parser)
         parser.add_method_arguments(Trainer, self.command, skip=set(_METHOD_SKIPS[self.command]))
         return parser
 
@@ -205,12 +235,17 @@ class MareinforceCLI(LightningCLI):
     def _training_arguments(self, arguments: Namespace) -> dict[str, Any]:
         settings = self.config[self.command]
         self.run_folder = folder = self._choose_run_folder(settings.ckpt_path, arguments.default_root_dir)
-        settings.ckpt_path = None  # what config.yaml will say: it starts the run anew
         given = arguments.logger if not isinstance(arguments.logger, bool | None) else []
         loggers = [MetricsCSV(folder), *(given if isinstance(given, list | tuple) else [given])]
+        if settings.wandb:
+            self.tracker = WandbTracker(_wandb_settings(settings), folder, tracked_run(settings.ckpt_path))
+            loggers.append(self.tracker)
+        settings.ckpt_path = None  # what config.yaml will say: it starts the run anew
         callbacks = arguments.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-        callbacks.append(StopBySignal())
+        callbacks += [StopBySignal(), RunHeader()]
+        if arguments.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks.append(RunProgress())
         if (protocol := self.config_init[self.command].eval) is not None:
             callbacks.append(ProtocolEvaluation(protocol))
         if arguments.enable_checkpointing is not False and not any(isinstance(c, Checkpoint) for c in callbacks):
@@ -235,6 +270,33 @@ class MareinforceCLI(LightningCLI):
             os.environ[_RUN_FOLDER_OF_RANK_0] = str(folder)  # inherited by the processes that rank 0 starts
             return folder
         return Path(os.environ[_RUN_FOLDER_OF_RANK_0])
+
+
+def _add_own_arguments(parser: ArgumentParser) -> None:
+    """The keys that are neither model nor data nor trainer."""
+    parser.add_argument("--eval", type=EvalProtocol | None, default=None, help="what is evaluated how often, and when")
+    tracking = parser.add_argument_group("Weights & Biases")
+    tracking.add_argument(
+        "--wandb", action=ActionYesNo(no_prefix="no-"), default=False, help="log to W&B; offline where there is no key"
+    )
+    for name, meaning in {
+        "project": "the project (default: WANDB_PROJECT, else mareinforce)",
+        "entity": "the account or team (default: that of the key)",
+        "name": "what the run is called there (default: its run folder)",
+    }.items():
+        tracking.add_argument(f"--wandb-{name}", type=str | None, default=None, help=meaning)
+    tracking.add_argument(
+        "--wandb-save-models", action=ActionYesNo(no_prefix="no-"), default=False, help="upload every agent at the end"
+    )
+
+
+def _wandb_settings(settings: Namespace) -> WandbSettings:
+    return WandbSettings(
+        project=settings.wandb_project,
+        entity=settings.wandb_entity,
+        name=settings.wandb_name,
+        save_models=settings.wandb_save_models,
+    )
 
 
 def _module_of(command: str) -> str:

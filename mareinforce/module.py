@@ -26,21 +26,21 @@ class MultiAgentReinforce(TeamModule):
     def training_step(self, rows: Sequence[IndexedRow], batch_index: int) -> dict[str, Any]:
         """Roll out the rows' trees, give every agent its credit, and let each one learn from its own samples.
 
-        Returns `trees` [B] and `samples`, which Lightning hands to every callback's `on_train_batch_end` as `outputs`
-        and then drops: nothing here keeps a tree.
+        Returns `trees` [B], `samples` and `reports` (what was seen of each agent in each update), which Lightning hands
+        to every callback's `on_train_batch_end` as `outputs` and then drops: nothing here keeps a tree.
         """
         self._batch_index, self._epoch = batch_index, self.current_epoch
         self.boundary = run_state.boundary(self)
         trees = self.interruptible(partial(self._play, rows, batch_index))
         samples = self.credit(trees)
-        self.learn(samples)
+        reports = self.learn(samples)
         self.batches += 1
         self.batches_in_epoch = batch_index + 1
         self._log(trees)
         self.boundary = None
         if self._all_updates_made():
             self.trainer.should_stop = True
-        return {"trees": trees, "samples": samples}
+        return {"trees": trees, "samples": samples, "reports": reports}
 
     def _play(self, rows: Sequence[IndexedRow], batch_index: int) -> list[Node]:
         """What a signal may end in the middle: nothing of it changes what has been learned."""
@@ -76,7 +76,7 @@ class MultiAgentReinforce(TeamModule):
                 samples += node_samples(node, config, self.policy_versions, len(trees))
         return samples
 
-    def learn(self, samples: Sequence[NodeSample]) -> None:
+    def learn(self, samples: Sequence[NodeSample]) -> list[Report]:
         """Every policy learns from its own agents' samples; the order of what is logged is that of the policies."""
         for sample in samples:
             self.means.add_agent(sample.agent, {**completion_metrics(sample), **kl_metrics(sample)})
@@ -87,9 +87,10 @@ class MultiAgentReinforce(TeamModule):
             own = [sample for sample in samples if sample.agent in learner.policy.agents]
             work = partial(learner.learn, own, self._optimizer(index), flush=flush, progress=self._progress)
             jobs.append(Job(learner.policy.seat.network, learner.policy.agents, work))
-        for reports in self.workers.run(jobs):
-            for agent, seen in cast("list[Report]", reports):
-                self.means.add_agent(agent, seen)
+        reports = [report for seen in self.workers.run(jobs) for report in cast("list[Report]", seen)]
+        for agent, values in reports:
+            self.means.add_agent(agent, values)
+        return reports
 
     # small print
 

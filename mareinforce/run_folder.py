@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+CONFIG_FILE = "config.yaml"
+
 
 def new_run_folder(parent: str | os.PathLike[str], kind: str = "run") -> Path:
     """Make and return the next `run_0001`, `run_0002` ... below `parent` (or of another kind), one above the highest.
@@ -23,6 +25,14 @@ def new_run_folder(parent: str | os.PathLike[str], kind: str = "run") -> Path:
             number += 1
         else:
             return folder
+
+
+def discard_if_nothing_came(folder: Path) -> None:
+    """Remove a run folder that holds a config.yaml at most: the run was refused, or failed before anything was logged."""
+    left = {entry.name for entry in folder.iterdir()} if folder.is_dir() else None
+    if left is not None and left <= {CONFIG_FILE}:
+        (folder / CONFIG_FILE).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def run_number(folder: Path, kind: str = "run") -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mareinforce.agents.identity import check_same_team, check_weights_are_there, describe
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.random_states import random_states
+from mareinforce.tracking import WandbTracker
 
 if TYPE_CHECKING:
     from mareinforce.team_module import TeamModule
@@ -28,6 +29,7 @@ def save(module: TeamModule, checkpoint: dict[str, Any]) -> None:
         "learners": [learner.state_dict() for learner in module.learners],
         "means": module.means.state_dict(),
         "logged_env_step": module.logged_env_step,
+        "wandb": next((logger.record() for logger in module.loggers if isinstance(logger, WandbTracker)), None),
         **(module.boundary or boundary(module)),  # the last: what comes before may draw random numbers
     }
 
