@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 HIDDEN = "(hidden)"
-_SECRET_NAMES = re.compile(r"(?i)(api_?key|secret|passw(or)?d|credential|authorization|bearer|(^|_)(auth_?)?token$)")
+_SECRET_NAMES = re.compile(r"(?i)(api_?key|secret|passw(or)?d|credential|authorization|^((hf|hub|auth|access|api|use_auth)_?)?token$)")
 _SECRET_VALUES = re.compile(r"\b(hf_|sk-|ghp_|github_pat_|xox[abp]-)[\w-]{10,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 
 
@@ -18,10 +18,10 @@ def log_hyperparameters(loggers: Iterable[Any], configuration: Mapping[str, Any]
 
 
 def without_secrets(value: Any) -> Any:
-    """A copy in which no key that is named like a secret, and no text that looks like one, is left."""
+    """A copy without the texts of keys that are named like secrets, and without texts that look like one."""
     if isinstance(value, Mapping):
         return {
-            name: HIDDEN if inner is not None and _SECRET_NAMES.search(str(name)) else without_secrets(inner)
+            name: HIDDEN if isinstance(inner, str) and _SECRET_NAMES.search(str(name)) else without_secrets(inner)
             for name, inner in value.items()
         }
     if isinstance(value, list | tuple):

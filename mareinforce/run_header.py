@@ -32,16 +32,16 @@ def header(team: Team, config: MAGRPOConfig, names: list[str]) -> list[str]:
     algorithm = next(name for name, mode in ALGORITHMS.items() if mode == config.advantage_mode)
     normalised = {True: ", normalised", "scale": ", scaled", False: ""}[config.advantage_normalization]
     who = ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
-    shared = f" on {len(team.networks)} model{'s' * (len(team.networks) > 1)} in memory"
+    loaded = f"{len(team.networks)} model{'s' * (len(team.networks) > 1)} in memory"
     turns = f"{config.num_turns} turn{'s' * (config.num_turns > 1)}"
     held, learning = memory(team)
     return [
-        f"agents      {who}{shared}; {algorithm}{normalised}",
+        f"agents      {who} ({loaded}); {algorithm}{normalised}",
         f"parameters  {trainable:,} trainable of {total:,}",
-        f"rollouts    at most {most_joint_actions(config):,} joint actions a prompt: {turns}, {config.num_generations} "
-        f"answers an agent and node, {config.joint_mode}",
-        f"memory      at least {in_bytes(held + learning)}: weights {in_bytes(held)}, gradients and AdamW "
-        f"{in_bytes(learning)}; activations and caches come on top",
+        f"rollouts    at most {most_joint_actions(config):,} joint actions a prompt ({turns}, {config.num_generations} "
+        f"answers, {config.joint_mode})",
+        f"memory      at least {in_bytes(held + learning)} (weights {in_bytes(held)}, gradients and AdamW "
+        f"{in_bytes(learning)})",
     ]
 
 

@@ -56,7 +56,7 @@ def summary_table(metrics: Path) -> Table:
         lines[what] = [f"{agent}/{column}" for agent in sorted(agents)]
     found = {name: values for name, columns in lines.items() if (values := first_and_last(rows, columns))}
     tenth, count = next(((tenth, count) for *_, tenth, count in found.values()), (0, 0))
-    table = Table(caption=f"means over the first and the last {tenth} of {count} rows of metrics.csv")
+    table = Table(caption=f"means over the first and last {tenth} of {count} rows")
     for column in ("", "first", "last", "change"):
         table.add_column(column, justify="right" if column else "left")
     for name, (first, last, *_) in found.items():

@@ -51,7 +51,8 @@ def named(value: Any) -> Any:
         return {field.name: named(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, list | tuple):
         return [named(inner) for inner in value]
-    return dotted_path(value) or f"<{getattr(value, '__qualname__', type(value).__qualname__)}>"
+    name = getattr(value, "__name__", type(value).__qualname__)
+    return dotted_path(value) or f"<{name.strip('<>')}>"
 
 
 def rows_named(source: Any) -> Any:

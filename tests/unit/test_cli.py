@@ -11,6 +11,7 @@ import pytest
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -107,7 +108,7 @@ def test_every_way_to_write_a_number_is_that_number(folder: Path, written: str, 
 def _saved_config(cli: MareinforceCLI) -> str:
     path = cli.run_folder / "config.yaml"
     for callback in cli.trainer.callbacks:
-        if type(callback).__name__ == "SaveConfigCallback":
+        if isinstance(callback, SaveConfigCallback):
             with quiet():
                 callback.setup(cli.trainer, cli.model, "fit")
     return str(path)
