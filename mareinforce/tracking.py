@@ -114,7 +114,7 @@ class WandbTracker(WandbLogger):
             return
         self._at = max(self._at, step or 0)
         first_row, self._first_row = self._first_row, None
-        self.experiment.log({**metrics, STEP: self._at}, step=first_row)
+        self.experiment.log({**metrics, STEP: self._at}, step=first_row, commit=True)
 
     @rank_zero_only
     def log_agents(self, folder: Path) -> None:

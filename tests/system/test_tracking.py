@@ -226,3 +226,16 @@ def test_the_folder_of_a_run_is_where_it_writes(tmp_path):
     assert not (made.run_folder / "wandb").exists()
     (run,) = offline_runs(Path(elsewhere))
     assert run.name == "1e3"
+
+
+def test_a_run_that_is_resumed_with_other_intervals_sends_nothing_of_earlier_steps(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,a,b\n6,1,\n12,1,\n")
+    tracker = WandbTracker(WandbSettings(offline=True), tmp_path, goes_on={"id": "same", "rows": 1})
+    for row, step in [({"b": 1.0}, 8), ({"a": 1.0}, 12), ({"b": 2.0}, 12), ({"a": 2.0}, 14), ({"b": 3.0}, 14)]:
+        tracker.log_metrics(row, step)
+    tracker.close()
+    (run,) = offline_runs(tmp_path)
+    rows = [{name: row[name] for name in ("a", "b", "env_step") if name in row} for row in run.history]
+    assert rows == [{"b": 2.0, "env_step": 12}, {"a": 2.0, "env_step": 14}, {"b": 3.0, "env_step": 14}]
+    assert run.id == "same"
+    assert [row["_step"] for row in run.history] == [13, 14, 15]  # above those that went before
