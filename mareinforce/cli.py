@@ -50,6 +50,20 @@ _METHOD_SKIPS = {
     "validate": {"model", "dataloaders", "datamodule"},
 }
 _QUOTED_NUMBER = re.compile(rf"(?P<key>--[^=]+=)?(?P<quote>[\"'])(?P<number>{NUMBER})(?P=quote)")
+_AS_IN_YAML = re.compile(r"^--wandb_[a-z_]+")
+_OF_THE_TRAINER = "Customize every aspect"
+_DESCRIPTION = "Keys are those of the YAML files. A later file overrides an earlier one, and arguments override files."
+_USAGE = {
+    "fit": """\
+python -m mareinforce.fit --config FILE [--config OVERLAY ...] [--KEY VALUE ...]
+
+  python -m mareinforce.fit --config configs/quickstart.yaml
+  python -m mareinforce.fit --config configs/quickstart.yaml --config configs/overlays/debug.yaml
+  python -m mareinforce.fit --config configs/quickstart.yaml --model.config.num_generations 8 --wandb
+  python -m mareinforce.fit --config configs/quickstart.yaml --print_config    (everything that can be set)
+  python -m mareinforce.fit --ckpt_path last --config runs/run_0001/config.yaml    (go on with a run)""",
+    "validate": "python -m mareinforce.evaluate [--run RUN | --config FILE ...] [--KEY VALUE ...]",
+}
 _RUN_FOLDER_OF_RANK_0 = "MAREINFORCE_RUN_FOLDER"
 
 
@@ -130,11 +144,13 @@ class MareinforceCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse twice: what was given and nothing else, to check it, and then with the defaults and links."""
         arguments = [_QUOTED_NUMBER.sub(r"\g<key>\g<number>", argument) for argument in args]
+        arguments = [_AS_IN_YAML.sub(lambda key: key[0].replace("_", "-"), argument) for argument in arguments]
         plain = self._plain_parser()
         known = [key for key, _ in plain.get_defaults(skip_validation=True).items() if key != "config"]
         complaint = None
         try:
-            given = plain.parse_args(arguments[1:], defaults=False)
+            asked = [one for one in arguments[1:] if not one.startswith("--print_config")]  # with defaults, below
+            given = plain.parse_args(asked, defaults=False)
             check_twins(given.as_dict().get("model") or {})
             self.config = parser.parse_args(arguments)
         except argparse.ArgumentError as error:
@@ -222,11 +238,12 @@ class MareinforceCLI(LightningCLI):
             discard_if_nothing_came(self.run_folder)
 
     def _plain_parser(self) -> LightningArgumentParser:
-        parser = self.init_parser(**_PARSER, prog=f"python -m mareinforce.{_module_of(self.command)}")
+        parser = self.init_parser(**_PARSER, usage=_USAGE[self.command], description=_DESCRIPTION)
         self.add_default_arguments_to_parser(parser)
         self.add_core_arguments_to_parser(parser)
         _add_own_arguments(parser)
         parser.add_method_arguments(Trainer, self.command, skip=set(_METHOD_SKIPS[self.command]))
+        parser._action_groups.sort(key=lambda group: str(group.title).startswith(_OF_THE_TRAINER))  # last in the help
         return parser
 
     def _checkpoint(self, settings: Namespace) -> str | None:
@@ -277,7 +294,11 @@ def _add_own_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--eval", type=EvalProtocol | None, default=None, help="what is evaluated how often, and when")
     tracking = parser.add_argument_group("Weights & Biases")
     tracking.add_argument(
-        "--wandb", action=ActionYesNo(no_prefix="no-"), default=False, help="log to W&B; offline where there is no key"
+        "--wandb",
+        action=ActionYesNo(no_prefix="no-"),
+        nargs="?",
+        default=False,
+        help="log to W&B; offline where there is no key",
     )
     for name, meaning in {
         "project": "the project (default: WANDB_PROJECT, else mareinforce)",
@@ -286,7 +307,11 @@ def _add_own_arguments(parser: ArgumentParser) -> None:
     }.items():
         tracking.add_argument(f"--wandb-{name}", type=str | None, default=None, help=meaning)
     tracking.add_argument(
-        "--wandb-save-models", action=ActionYesNo(no_prefix="no-"), default=False, help="upload every agent at the end"
+        "--wandb-save-models",
+        action=ActionYesNo(no_prefix="no-"),
+        nargs="?",
+        default=False,
+        help="upload every agent at the end",
     )
 
 
@@ -297,7 +322,3 @@ def _wandb_settings(settings: Namespace) -> WandbSettings:
         name=settings.wandb_name,
         save_models=settings.wandb_save_models,
     )
-
-
-def _module_of(command: str) -> str:
-    return "fit" if command == "fit" else "evaluate"

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 HIDDEN = "(hidden)"
-_SECRET_NAMES = re.compile(r"(?i)(api_?key|secret|passw(or)?d|credential|authorization|^((hf|hub|auth|access|api|use_auth)_?)?token$)")
+_SECRET_NAMES = re.compile(
+    r"(?i)(api_?key|secret|passw(or)?d|credential|authorization|^((hf|hub|auth|access|api|use_auth)_?)?token$)"
+)
 _SECRET_VALUES = re.compile(r"\b(hf_|sk-|ghp_|github_pat_|xox[abp]-)[\w-]{10,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 
 

@@ -4,6 +4,7 @@ back, also where a run is resumed. The real client writes offline, and what it w
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ def complaints(history: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str,
     found = [
         f"{name} goes back"
         for name in ("env_step", "_step")
-        if any(later[name] < earlier[name] for earlier, later in zip(history, history[1:], strict=False))
+        if any(later[name] < earlier[name] for earlier, later in itertools.pairwise(history))
     ]
     if len(history) != len(rows):
         return [*found, f"{len(history)} rows for {len(rows)}"]
