@@ -88,6 +88,7 @@ class WandbTracker(WandbLogger):
             entity=settings.entity, group=settings.group, job_type=settings.job_type, notes=settings.notes,
             tags=None if settings.tags is None else list(settings.tags), mode=self.mode,
         )  # fmt: skip
+        self._wandb_init.pop("anonymous")  # Lightning 2.6 gives it, and wandb 0.31 warns of it
         self._is_ours = False
         self._sent = _rows_sent(folder) if goes_on else []
         self._at = self._sent[-1][0] if self._sent else 0  # the step of the row sent last

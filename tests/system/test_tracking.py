@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 from lightning.pytorch.loggers import CSVLogger, Logger
 
 from mareinforce.checkpoint import TeamCheckpoint
@@ -151,6 +152,20 @@ def test_a_resumed_run_goes_on_with_its_run_and_sends_nothing_twice(tmp_path):
     assert [row["env_step"] for row in first.history] == [0, 6, 12, 12, 18]
     assert [row["env_step"] for row in second.history] == [24]  # those of 12 and 18 are there already
     assert complaints([*first.history, *second.history], metrics(whole)) == []
+
+
+def test_a_run_of_the_users_own_is_used_and_left_open(tmp_path):
+    own = wandb.init(project="mine", mode="offline", dir=tmp_path)
+    try:
+        made = train(tmp_path / "runs", wandb_config={}, **TWO_TURNS)
+        assert wandb.run is own
+        assert not (made.run_folder / "wandb").exists()
+        own.log({"after": 1.0})
+    finally:
+        own.finish()
+    (run,) = offline_runs(tmp_path)
+    assert complaints(run.history[:-1], metrics(made)) == []
+    assert run.history[-1]["after"] == 1.0
 
 
 def test_rows_of_others_stand_at_the_step_of_the_row_before(tmp_path):
