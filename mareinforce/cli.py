@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import warnings
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from jsonargparse import ActionYesNo, ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -25,16 +24,17 @@ from mareinforce.config_links import check_twins, link_arguments, team_size
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
 from mareinforce.errors import MareinforceError
-from mareinforce.eval_protocol import EvalProtocol, ProtocolEvaluation
+from mareinforce.eval_protocol import ProtocolEvaluation
 from mareinforce.hyperparameters import log_hyperparameters
 from mareinforce.module import MultiAgentReinforce
-from mareinforce.parse_errors import NUMBER, explained
+from mareinforce.own_arguments import DESCRIPTION, USAGE, add_own_arguments, spelt, wandb_settings
+from mareinforce.parse_errors import explained
 from mareinforce.progress import RunProgress
 from mareinforce.reporting import FAILED, TERMINATED
 from mareinforce.run_folder import discard_if_nothing_came, new_run_folder
 from mareinforce.run_header import RunHeader
 from mareinforce.signals import StopBySignal
-from mareinforce.tracking import WandbSettings, WandbTracker
+from mareinforce.tracking import WandbTracker
 from mareinforce.trainer_rules import check_trainer
 
 _DEFAULTS = {
@@ -48,21 +48,6 @@ _PARSER = {"allow_abbrev": False, "exit_on_error": False}
 _METHOD_SKIPS = {
     "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
     "validate": {"model", "dataloaders", "datamodule"},
-}
-_QUOTED_NUMBER = re.compile(rf"(?P<key>--[^=]+=)?(?P<quote>[\"'])(?P<number>{NUMBER})(?P=quote)")
-_AS_IN_YAML = re.compile(r"^--wandb_[a-z_]+")
-_OF_THE_TRAINER = "Customize every aspect"
-_DESCRIPTION = "Keys are those of the YAML files. A later file overrides an earlier one, and arguments override files."
-_USAGE = {
-    "fit": """\
-python -m mareinforce.fit --config FILE [--config OVERLAY ...] [--KEY VALUE ...]
-
-  python -m mareinforce.fit --config configs/quickstart.yaml
-  python -m mareinforce.fit --config configs/quickstart.yaml --config configs/overlays/debug.yaml
-  python -m mareinforce.fit --config configs/quickstart.yaml --model.config.num_generations 8 --wandb
-  python -m mareinforce.fit --config configs/quickstart.yaml --print_config    (everything that can be set)
-  python -m mareinforce.fit --ckpt_path last --config runs/run_0001/config.yaml    (go on with a run)""",
-    "validate": "python -m mareinforce.evaluate [--run RUN | --config FILE ...] [--KEY VALUE ...]",
 }
 _RUN_FOLDER_OF_RANK_0 = "MAREINFORCE_RUN_FOLDER"
 
@@ -138,13 +123,12 @@ class MareinforceCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Let keys set their twins in `model.config`, and take what is neither model nor data nor trainer."""
-        _add_own_arguments(parser)
+        add_own_arguments(parser)
         link_arguments(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse twice: what was given and nothing else, to check it, and then with the defaults and links."""
-        arguments = [_QUOTED_NUMBER.sub(r"\g<key>\g<number>", argument) for argument in args]
-        arguments = [_AS_IN_YAML.sub(lambda key: key[0].replace("_", "-"), argument) for argument in arguments]
+        arguments = spelt(args)
         plain = self._plain_parser()
         known = [key for key, _ in plain.get_defaults(skip_validation=True).items() if key != "config"]
         complaint = None
@@ -238,12 +222,13 @@ class MareinforceCLI(LightningCLI):
             discard_if_nothing_came(self.run_folder)
 
     def _plain_parser(self) -> LightningArgumentParser:
-        parser = self.init_parser(**_PARSER, usage=_USAGE[self.command], description=_DESCRIPTION)
+        parser = self.init_parser(**_PARSER, usage=USAGE[self.command], description=DESCRIPTION)
         self.add_default_arguments_to_parser(parser)
         self.add_core_arguments_to_parser(parser)
-        _add_own_arguments(parser)
+        add_own_arguments(parser)
         parser.add_method_arguments(Trainer, self.command, skip=set(_METHOD_SKIPS[self.command]))
-        parser._action_groups.sort(key=lambda group: str(group.title).startswith(_OF_THE_TRAINER))  # last in the help
+        trainer_last = sorted(parser._action_groups, key=lambda group: str(group.title).startswith("Customize every"))
+        parser._action_groups = trainer_last  # in the help
         return parser
 
     def _checkpoint(self, settings: Namespace) -> str | None:
@@ -255,7 +240,7 @@ class MareinforceCLI(LightningCLI):
         given = arguments.logger if not isinstance(arguments.logger, bool | None) else []
         loggers = [MetricsCSV(folder), *(given if isinstance(given, list | tuple) else [given])]
         if settings.wandb:
-            self.tracker = WandbTracker(_wandb_settings(settings), folder, tracked_run(settings.ckpt_path))
+            self.tracker = WandbTracker(wandb_settings(settings), folder, tracked_run(settings.ckpt_path))
             loggers.append(self.tracker)
         settings.ckpt_path = None  # what config.yaml will say: it starts the run anew
         callbacks = arguments.callbacks or []
@@ -287,38 +272,3 @@ class MareinforceCLI(LightningCLI):
             os.environ[_RUN_FOLDER_OF_RANK_0] = str(folder)  # inherited by the processes that rank 0 starts
             return folder
         return Path(os.environ[_RUN_FOLDER_OF_RANK_0])
-
-
-def _add_own_arguments(parser: ArgumentParser) -> None:
-    """The keys that are neither model nor data nor trainer."""
-    parser.add_argument("--eval", type=EvalProtocol | None, default=None, help="what is evaluated how often, and when")
-    tracking = parser.add_argument_group("Weights & Biases")
-    tracking.add_argument(
-        "--wandb",
-        action=ActionYesNo(no_prefix="no-"),
-        nargs="?",
-        default=False,
-        help="log to W&B; offline where there is no key",
-    )
-    for name, meaning in {
-        "project": "the project (default: WANDB_PROJECT, else mareinforce)",
-        "entity": "the account or team (default: that of the key)",
-        "name": "what the run is called there (default: its run folder)",
-    }.items():
-        tracking.add_argument(f"--wandb-{name}", type=str | None, default=None, help=meaning)
-    tracking.add_argument(
-        "--wandb-save-models",
-        action=ActionYesNo(no_prefix="no-"),
-        nargs="?",
-        default=False,
-        help="upload every agent at the end",
-    )
-
-
-def _wandb_settings(settings: Namespace) -> WandbSettings:
-    return WandbSettings(
-        project=settings.wandb_project,
-        entity=settings.wandb_entity,
-        name=settings.wandb_name,
-        save_models=settings.wandb_save_models,
-    )

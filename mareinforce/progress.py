@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.metrics import mean
-from mareinforce.rollout.tree import nodes_by_level
+from mareinforce.rollout.tree import nodes_by_level, valid
 
 PHASES = {
     "generation": "generating",
@@ -205,17 +205,18 @@ def status(seen: Mapping[str, Any], module: Any) -> Text:
 
 
 def batch_values(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Reward of each turn, return and entropy of what a training step returned."""
+    """Reward of each turn, return and entropy of what a training step returned; nothing of what has none."""
     rewards: dict[int, list[float]] = {}
     for root in outputs["trees"]:
         for node in nodes_by_level(root):
-            rewards.setdefault(node.turn, []).append(mean(node.rewards))
-    entropies = [seen["entropy"] for _, seen in outputs.get("reports", ()) if "entropy" in seen]
-    return {
+            if found := valid(node.rewards):
+                rewards.setdefault(node.turn, []).append(mean(found))
+    values = {
         "reward": [mean(rewards[turn]) for turn in sorted(rewards)],
-        "return": mean([mean(root.returns) for root in outputs["trees"]]),
-        **({"entropy": mean(entropies)} if entropies else {}),
+        "return": [mean(found) for root in outputs["trees"] if (found := valid(root.returns))],
+        "entropy": [seen["entropy"] for _, seen in outputs.get("reports", ()) if "entropy" in seen],
     }
+    return {name: found if name == "reward" else mean(found) for name, found in values.items() if found}
 
 
 def row_values(row: Mapping[str, float]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def new_run_folder(parent: str | os.PathLike[str], kind: str = "run") -> Path:
 
 
 def discard_if_nothing_came(folder: Path) -> None:
-    """Remove a run folder that holds a config.yaml at most: the run was refused, or failed before anything was logged."""
+    """Remove a run folder with a config.yaml at most: its run was refused, or failed before anything was logged."""
     left = {entry.name for entry in folder.iterdir()} if folder.is_dir() else None
     if left is not None and left <= {CONFIG_FILE}:
         (folder / CONFIG_FILE).unlink(missing_ok=True)

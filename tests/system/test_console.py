@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -11,7 +12,8 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from rich.console import Console
 
 from mareinforce import MAGRPOConfig, MAGRPOTrainer, fit
-from mareinforce.progress import RunProgress, status
+from mareinforce.progress import PHASES, RunProgress, batch_values, status
+from mareinforce.rollout.tree import Node
 from mareinforce.run_header import count_weights, header, memory, most_joint_actions
 from mareinforce.run_summary import first_and_last, print_summary, summary, summary_table
 from tests.models import llama_model, word_tokenizer
@@ -66,19 +68,31 @@ def test_there_is_no_line_between_rows_and_one_for_what_is_left_at_the_end(tmp_p
 
 
 def test_in_a_terminal_there_are_two_lines_and_the_cursor_is_given_back(tmp_path):
-    out, doing = console(terminal=True), []
-
-    def reward(first, second):
-        doing.append(str(status({}, made.module)).strip())
-        return rank(first)
-
-    made = trainer(tmp_path, reward, callbacks=[RunProgress(out)], **RUN)
-    made.train()
+    out = console(terminal=True)
+    train(tmp_path, callbacks=[RunProgress(out)], **RUN)
     last = re.sub(rf"{ESCAPE}\[[\d;?]*[a-zA-Z]", "", written(out)).splitlines()[-2:]
     assert re.match(r"\r?epoch 2/2 ━+ 3/3 0:\d\d:\d\d left 0:00:00", last[0])
     assert re.match(r"reward 0\.5, 0\.5  return 1  entropy 0\.6\d+  [\d,]+ tokens/s", last[1])
-    assert set(doing) == {"rewarding", "evaluating"}
     assert written(out).rstrip().endswith(f"{ESCAPE}[?25h")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_line_below_the_bar_says_what_is_being_done(phase):
+    module = SimpleNamespace(phases=SimpleNamespace(current=phase))
+    assert str(status({"reward": [0.25, 1.0], "tokens/s": 1234.5}, module)).split("  ") == [
+        "reward 0.25, 1", "1,234 tokens/s", PHASES[phase]
+    ]  # fmt: skip
+    module.phases.current = None
+    assert str(status({"reward": [0.25]}, module)).strip() == "reward 0.25"
+
+
+def test_what_was_skipped_is_left_out_of_the_line():
+    root = Node(0, {}, [], rewards=[1.0, None], returns=[None, None])
+    assert batch_values({"trees": [root], "samples": [], "reports": [(0, {"entropy": 2.0}), (1, {})]}) == {
+        "reward": [1.0], "entropy": 2.0
+    }  # fmt: skip
+    root.rewards = [None, None]
+    assert batch_values({"trees": [root]}) == {}
 
 
 def test_the_cursor_is_given_back_after_an_error(tmp_path):

@@ -51,7 +51,16 @@ LAYERS = [
     {"learner", "run_state"},
     {"team_module"},
     {"module", "progress", "run_header"},
-    {"cli", "trainers", "parse_errors", "trainer_rules", "reporting", "config_links", "eval_arguments"},
+    {
+        "cli",
+        "trainers",
+        "parse_errors",
+        "trainer_rules",
+        "reporting",
+        "config_links",
+        "own_arguments",
+        "eval_arguments",
+    },
     {"fit", "evaluate"},
 ]
 """Rooms of one set may import each other and everything in the sets above."""
