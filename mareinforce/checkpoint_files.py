@@ -96,3 +96,12 @@ def checkpoint_to_resume(path: str | os.PathLike[str] | None, parent: str | os.P
     if not isinstance(content, dict) or "mareinforce" not in content:
         raise ConfigError(f"{key}={name!r}: is not a checkpoint that a run of this framework wrote.")
     return name
+
+
+def tracked_run(checkpoint: str | None) -> dict[str, Any] | None:
+    """Which run at a tracker a checkpoint belongs to; None: none."""
+    if checkpoint is None:
+        return None
+    content = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
+    record: dict[str, Any] | None = content["mareinforce"].get("wandb")
+    return record

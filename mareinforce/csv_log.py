@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ class MetricsCSV(Logger):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__()
         self._folder = Path(folder)
+        self.recent: deque[dict[str, float | int]] = deque(maxlen=8)
+        """The rows logged last, each with its `step`."""
         self._columns: list[str] | None = None
         self._count: int | None = None
         self._latest: dict[str, float] | None = None
@@ -91,6 +94,7 @@ class MetricsCSV(Logger):
         _append(self.path, [row.get(column, "") for column in self._columns])
         self._count = count + 1
         self.latest().update(row)
+        self.recent.append(row)
 
     def rows(self) -> int:
         """Rows in the file."""

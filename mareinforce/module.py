@@ -35,22 +35,23 @@ class MultiAgentReinforce(TeamModule):
         """Roll out the rows' trees, give every agent its credit, and let each one learn from its own samples.
 
         With several processes these are this rank's rows, of which it may have none, and every policy learns from the
-        samples of all ranks. Returns `trees` [B] and `samples`, which Lightning hands to every callback's
-        `on_train_batch_end` as `outputs` and then drops: nothing here keeps a tree.
+        samples of all ranks. Returns `trees` [B], `samples` and `reports` (what was seen of each agent in each update),
+        which Lightning hands to every callback's `on_train_batch_end` as `outputs` and then drops: nothing here keeps a
+        tree.
         """
         self._batch_index, self._epoch = batch_index, self.current_epoch
         self.boundary = run_state.boundary(self)
         with self.ranks.together():
             trees = self.interruptible(partial(self._play, rows, batch_index))
         samples = self.credit(trees)
-        self.learn(samples)
+        reports = self.learn(samples)
         self.batches += 1
         self.batches_in_epoch = batch_index + 1
         self._log(trees)
         self.boundary = None
         if self._all_updates_made():
             self.trainer.should_stop = True
-        return {"trees": trees, "samples": samples}
+        return {"trees": trees, "samples": samples, "reports": reports}
 
     def _play(self, rows: Sequence[IndexedRow], batch_index: int) -> list[Node]:
         """What a signal may end in the middle: nothing of it changes what has been learned."""
@@ -91,7 +92,7 @@ class MultiAgentReinforce(TeamModule):
                 samples += node_samples(node, config, self.policy_versions, num_rows)
         return samples
 
-    def learn(self, samples: Sequence[NodeSample]) -> None:
+    def learn(self, samples: Sequence[NodeSample]) -> list[Report]:
         """Every policy learns from its own agents' samples; the order of what is logged is that of the policies."""
         for sample in samples:
             self.means.add_agent(sample.agent, {**completion_metrics(sample), **kl_metrics(sample)})
@@ -103,10 +104,14 @@ class MultiAgentReinforce(TeamModule):
             )
             for learner in self.learners
         ]
+        reports: list[Report] = []
         while batches := {i: batch for i, queue in enumerate(queues) if (batch := next(queue, None)) is not None}:
-            self._update(batches)
+            reports += self._update(batches)
+        for agent, seen in reports:
+            self.means.add_agent(agent, seen)
+        return reports
 
-    def _update(self, batches: Mapping[int, Sequence[NodeSample]]) -> None:
+    def _update(self, batches: Mapping[int, Sequence[NodeSample]]) -> list[Report]:
         """One update of every policy that has a mini-batch, by its index: all gradients first, then all steps.
 
         So that nobody has stepped if somebody's gradient turns out not to be finite.
@@ -128,9 +133,7 @@ class MultiAgentReinforce(TeamModule):
             raise
         updates = dict(zip(batches, cast("list[Update]", computed), strict=True))
         stepped = each(lambda learner, index: learner.step(updates[index], optimizers[index], self._progress))
-        for reports in cast("list[list[Report]]", stepped):
-            for agent, seen in reports:
-                self.means.add_agent(agent, seen)
+        return [report for reports in cast("list[list[Report]]", stepped) for report in reports]
 
     # small print
 

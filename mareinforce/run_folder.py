@@ -9,6 +9,7 @@ from pathlib import Path
 from mareinforce.errors import ConfigError
 
 _OF_RANK_0 = "MAREINFORCE_RUN_FOLDER"
+CONFIG_FILE = "config.yaml"
 
 
 def new_run_folder(parent: str | os.PathLike[str], kind: str = "run") -> Path:
@@ -56,6 +57,14 @@ def run_folder_of_rank(parent: str | os.PathLike[str]) -> Path:
     folder = new_run_folder(parent)
     os.environ[_OF_RANK_0] = str(folder)  # inherited by the processes that rank 0 starts
     return folder
+
+
+def discard_if_nothing_came(folder: Path) -> None:
+    """Remove a run folder with a config.yaml at most: its run was refused, or failed before anything was logged."""
+    left = {entry.name for entry in folder.iterdir()} if folder.is_dir() else None
+    if left is not None and left <= {CONFIG_FILE}:
+        (folder / CONFIG_FILE).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def run_number(folder: Path, kind: str = "run") -> int:

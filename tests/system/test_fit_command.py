@@ -73,6 +73,11 @@ def test_a_run_from_the_command_line(folder: Path) -> None:
     done = command("fit", "--config", "recipe.yaml", "--model.algorithm", "marloo")
     assert done.returncode == 0, done.stderr
     assert re.search(r"Warning|\.py:\d+: ", done.stderr) is None, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "agents", "parameters", "rollouts", "memory", "run", "turn", "run"
+    ]  # fmt: skip
+    assert sum(line.startswith(("epoch ", "evaluation, epoch ")) for line in done.stderr.splitlines()) == 10
     turn, place = done.stdout.splitlines()[-2:]
     assert turn.startswith("turn 1 reward: ")
     assert turn.endswith("(first and last 1 of 6 rows)")
@@ -133,7 +138,7 @@ def test_a_users_bug_shows_the_users_traceback(folder: Path, capsys) -> None:
     assert "ZeroDivisionError" in said
     assert "mareinforce/" not in said
     assert said.splitlines()[-1].startswith("error: reward_func my_task.failing raised ZeroDivisionError")
-    assert not list(folder.rglob("agents"))
+    assert list((folder / "runs").iterdir()) == []  # nothing came of it
 
 
 def test_a_reward_of_wrong_length_stops_with_a_sentence(folder: Path, capsys) -> None:
@@ -153,6 +158,16 @@ def test_a_missing_model_and_a_missing_column_stop_with_a_sentence(folder: Path,
         assert "Traceback" not in said
         assert said.splitlines()[-1].startswith("error: ")
         assert words in said.splitlines()[-1]
+        assert list(folder.glob("runs/*")) == []
+
+
+def test_a_run_that_fails_later_keeps_what_it_has(folder: Path, capsys) -> None:
+    later = "\ncalls = []\n\ndef later(a, b):\n    calls.append(1)\n    return [0.0, 1.0, 2.0, 1 / (4 - len(calls))]\n"
+    (folder / "my_task.py").write_text(MY_TASK + later)
+    arguments = ["--model.reward_func", "my_task.later", "--model.config.eval_interval", "0"]
+    assert fit.main(["--config", "recipe.yaml", *arguments]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert len(rows(folder / "runs" / "run_0001")) == 3
 
 
 def test_training_ends_after_max_updates_and_is_saved_there(folder: Path, capsys) -> None:
