@@ -13,7 +13,6 @@ from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mareinforce.agents.lora import LoRA
@@ -32,7 +31,7 @@ from mareinforce.own_arguments import DESCRIPTION, USAGE, add_own_arguments, spe
 from mareinforce.parse_errors import explained
 from mareinforce.progress import RunProgress
 from mareinforce.reporting import FAILED, TERMINATED
-from mareinforce.run_folder import discard_if_nothing_came, new_run_folder, run_folder_of_rank
+from mareinforce.run_folder import discard_if_nothing_came, new_run_folder, rank_by_environment, run_folder_of_rank
 from mareinforce.run_header import RunHeader
 from mareinforce.saved_config import SavedConfig
 from mareinforce.signals import StopBySignal
@@ -224,7 +223,7 @@ class MareinforceCLI(LightningCLI):
         """Leave no run going at a tracker, and no folder of a run from which nothing came."""
         if self.tracker is not None:
             self.tracker.close(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else FAILED)
-        if self.run_folder is not None and getattr(rank_zero_only, "rank", 0) == 0:
+        if self.run_folder is not None and rank_by_environment() == 0:
             discard_if_nothing_came(self.run_folder)
 
     def _plain_parser(self) -> LightningArgumentParser:

@@ -24,7 +24,7 @@ from mareinforce.module import MultiAgentReinforce
 from mareinforce.progress import RunProgress
 from mareinforce.quiet import quiet
 from mareinforce.reporting import FAILED
-from mareinforce.run_folder import discard_if_nothing_came, run_folder_of_rank
+from mareinforce.run_folder import discard_if_nothing_came, rank_by_environment, run_folder_of_rank
 from mareinforce.run_header import RunHeader
 from mareinforce.run_summary import print_summary
 from mareinforce.signals import StopBySignal
@@ -156,7 +156,11 @@ class MAGRPOTrainer:
                 "prompt_column": prompt_column,
                 "shuffle": shuffle,
             },
-            "trainer": {"accelerator": accelerator, "default_root_dir": os.fspath(default_root_dir)},
+            "trainer": {
+                "accelerator": accelerator,
+                "default_root_dir": os.fspath(default_root_dir),
+                **self._processes,
+            },
         }
         self.run_folder: Path | None = None
         """Where the last `train` wrote config.yaml, metrics.csv and its checkpoints."""
@@ -193,11 +197,12 @@ class MAGRPOTrainer:
         except BaseException:
             if tracker is not None:
                 tracker.close(FAILED)
-            discard_if_nothing_came(self.run_folder)
+            if rank_by_environment() == 0:
+                discard_if_nothing_came(self.run_folder)
             raise
         if tracker is not None:
             tracker.close()
-        if self._talks:
+        if self._talks and self.module.ranks.rank == 0:
             print_summary(self.run_folder)
 
     def _fit(self, stopping: StopBySignal, tracker: WandbTracker | None, checkpoint: str | None) -> None:
