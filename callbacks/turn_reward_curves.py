@@ -25,6 +25,11 @@ class TurnRewardCurves(L.Callback):
 
     def __init__(self, file_name: str = "reward_curves.png") -> None:
         self.file_name = file_name
+        self._folder: Path | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find the run folder."""
+        self._folder = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is rank 0's
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._draw(trainer)
@@ -33,14 +38,13 @@ class TurnRewardCurves(L.Callback):
         self._draw(trainer)
 
     def _draw(self, trainer: L.Trainer) -> None:
-        if not trainer.is_global_zero or trainer.log_dir is None:
+        if not trainer.is_global_zero or self._folder is None:
             return
-        folder = Path(trainer.log_dir)
-        if (folder / "metrics.csv").exists():
-            with (folder / "metrics.csv").open(newline="") as file:
+        if (self._folder / "metrics.csv").exists():
+            with (self._folder / "metrics.csv").open(newline="") as file:
                 curves = read_curves(list(csv.DictReader(file)))
             if curves:
-                draw_curves(curves, folder / self.file_name)
+                draw_curves(curves, self._folder / self.file_name)
 
 
 def read_curves(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[tuple[int, float]]]:

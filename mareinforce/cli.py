@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -14,7 +13,6 @@ from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mareinforce.agents.lora import LoRA
@@ -23,6 +21,7 @@ from mareinforce.config import MAGRPOConfig
 from mareinforce.config_links import check_twins, link_arguments, team_size
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
+from mareinforce.ddp import TeamDDP
 from mareinforce.errors import MareinforceError
 from mareinforce.eval_protocol import ProtocolEvaluation
 from mareinforce.hyperparameters import log_hyperparameters
@@ -31,11 +30,11 @@ from mareinforce.own_arguments import DESCRIPTION, USAGE, add_own_arguments, spe
 from mareinforce.parse_errors import explained
 from mareinforce.progress import RunProgress
 from mareinforce.reporting import FAILED, TERMINATED
-from mareinforce.run_folder import discard_if_nothing_came, new_run_folder
+from mareinforce.run_folder import discard_if_nothing_came, new_run_folder, rank_by_environment, run_folder_of_rank
 from mareinforce.run_header import RunHeader
 from mareinforce.signals import StopBySignal
 from mareinforce.tracking import WandbTracker
-from mareinforce.trainer_rules import check_trainer
+from mareinforce.trainer_rules import check_trainer, several_processes
 
 _DEFAULTS = {
     "default_root_dir": "runs",
@@ -49,7 +48,6 @@ _METHOD_SKIPS = {
     "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
     "validate": {"model", "dataloaders", "datamodule"},
 }
-_RUN_FOLDER_OF_RANK_0 = "MAREINFORCE_RUN_FOLDER"
 
 
 class AgentsOfYAML(MultiAgentReinforce):
@@ -168,9 +166,13 @@ class MareinforceCLI(LightningCLI):
             kwargs["devices"] = 1
         if self.command == "fit":
             kwargs |= self._training_arguments(arguments)
+            if several_processes(arguments.as_dict()):
+                kwargs["strategy"] = TeamDDP()
         else:
             bars = [] if arguments.enable_progress_bar is False else [RunProgress()]
             kwargs |= {"logger": False, "enable_checkpointing": False, "callbacks": bars}  # others are for training
+            if several_processes(arguments.as_dict()):  # of a configuration to train with
+                kwargs |= {"strategy": "auto", "devices": 1, "num_nodes": 1}
             if (protocol := self.config_init[self.command].eval) is not None:
                 self.run_folder = new_run_folder(arguments.default_root_dir, "eval")
                 kwargs["callbacks"] = [*bars, ProtocolEvaluation(protocol, self.run_folder)]
@@ -192,7 +194,8 @@ class MareinforceCLI(LightningCLI):
         if stopped.received is not None:
             kept = trainer.lightning_module is not None and trainer.lightning_module.batches > 0
             after = "--ckpt_path last goes on from there" if kept else "before a whole step, so nothing was kept"
-            sys.stderr.write(f"stopped by {stopped.received.name}; {after}\n")
+            if trainer.is_global_zero:
+                sys.stderr.write(f"stopped by {stopped.received.name}; {after}\n")
             raise SystemExit(stopped.exit_status)
 
     def validate(self, model: MultiAgentReinforce, **kwargs: Any) -> None:
@@ -218,7 +221,7 @@ class MareinforceCLI(LightningCLI):
         """Leave no run going at a tracker, and no folder of a run from which nothing came."""
         if self.tracker is not None:
             self.tracker.close(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else FAILED)
-        if self.run_folder is not None and getattr(rank_zero_only, "rank", 0) == 0:
+        if self.run_folder is not None and rank_by_environment() == 0:
             discard_if_nothing_came(self.run_folder)
 
     def _plain_parser(self) -> LightningArgumentParser:
@@ -236,7 +239,8 @@ class MareinforceCLI(LightningCLI):
 
     def _training_arguments(self, arguments: Namespace) -> dict[str, Any]:
         settings = self.config[self.command]
-        self.run_folder = folder = self._choose_run_folder(settings.ckpt_path, arguments.default_root_dir)
+        folder = folder_of_run(settings.ckpt_path) or run_folder_of_rank(arguments.default_root_dir)
+        self.run_folder = folder
         given = arguments.logger if not isinstance(arguments.logger, bool | None) else []
         loggers = [MetricsCSV(folder), *(given if isinstance(given, list | tuple) else [given])]
         if settings.wandb:
@@ -262,13 +266,3 @@ class MareinforceCLI(LightningCLI):
             "limit_val_batches": 0,  # evaluation happens inside training, by eval_interval
             "num_sanity_val_steps": 0,
         }
-
-    @staticmethod
-    def _choose_run_folder(checkpoint: str | None, parent: str) -> Path:
-        if (resumed := folder_of_run(checkpoint)) is not None:
-            return resumed
-        if getattr(rank_zero_only, "rank", 0) == 0:
-            folder = new_run_folder(parent)
-            os.environ[_RUN_FOLDER_OF_RANK_0] = str(folder)  # inherited by the processes that rank 0 starts
-            return folder
-        return Path(os.environ[_RUN_FOLDER_OF_RANK_0])

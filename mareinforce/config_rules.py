@@ -75,6 +75,24 @@ def check(config: MAGRPOConfig) -> None:
     _check_devices(config)
 
 
+def check_for_ranks(config: MAGRPOConfig, ranks: int) -> None:
+    """Raise ConfigError for what cannot be meant when several processes train the team."""
+    if ranks == 1:
+        return
+    if config.parallel_training != "none":
+        raise ConfigError(
+            f"parallel_training={config.parallel_training!r}: {ranks} processes work at the same time already, each "
+            f"with all agents; set parallel_training: none, or train in one process."
+        )
+    for field in ("agent_devices", "reference_devices"):
+        devices = getattr(config, field)
+        if any(device != "cpu" for device in ([devices] if isinstance(devices, str) else devices or [])):
+            raise ConfigError(
+                f"{field}={devices!r}: each of {ranks} processes has a device of its own, and would put its agents on "
+                f"these too; leave the field out, or train in one process."
+            )
+
+
 def _check_together(config: MAGRPOConfig) -> None:
     if config.value_clip_range is not None:
         raise ConfigError(

@@ -56,6 +56,21 @@ class NonFiniteError(MareinforceError, ArithmeticError):
     """A loss, a gradient or a weight stopped being a number."""
 
 
+class RankError(MareinforceError):
+    """Another process of the run failed, or trains something else."""
+
+
+class StopRequested(KeyboardInterrupt):
+    """Raised where a signal stops a run; no `except Exception` of a user's function takes it for an error.
+
+    ``signal``: its number.
+    """
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
 class MareinforceWarning(UserWarning):
     """Something legal that will probably not do what its user hopes. Said once a run."""
 

@@ -47,6 +47,17 @@ class RunningMeans:
         self._totals = {}
         return means
 
+    def merge(self, state: Mapping[str, tuple[float, float]]) -> None:
+        """Add what another process has added up, from its `state_dict`."""
+        for name, (total, count) in state.items():
+            own, weight = self._totals.get(name, (0.0, 0.0))
+            if name.endswith(MAXIMA):
+                self._totals[name] = (max(total, own) if weight else total, 1.0)
+            elif name.endswith(SUMS):
+                self._totals[name] = (own + total, 1.0)
+            else:
+                self._totals[name] = (own + total, weight + count)
+
     def state_dict(self) -> dict[str, tuple[float, float]]:
         """The sums and counts since the last row."""
         return dict(self._totals)

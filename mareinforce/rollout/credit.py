@@ -40,15 +40,29 @@ def assign_returns(root: Node, *, num_turns: int, discount: float, hold: bool) -
     return returns
 
 
-def number_env_steps(trees: Sequence[Node], env_step: int) -> int:
+def tree_env_steps(root: Node) -> int:
+    """Joint actions of a whole tree."""
+    return sum(len(node.rewards) for node in nodes_by_level(root))
+
+
+def number_env_steps(
+    trees: Sequence[Node], env_step: int, sizes: Sequence[Sequence[int]] | None = None, rank: int = 0
+) -> int:
     """Number the joint actions of whole trees: row by row, level by level. Returns the new count.
 
     Those whose reward was skipped count too: they were played, and the numbers of the others do not depend on them.
+
+    ``sizes``: `tree_env_steps` of the trees that each rank has grown in this step; default: of these. Rows are counted
+    in the order they were dealt to the ranks in, so numbers are those of one process that has all the rows.
     """
-    for root in trees:
-        for node in nodes_by_level(root):
-            env_step += len(node.rewards)
-            node.env_step = env_step
+    sizes = [[tree_env_steps(root) for root in trees]] if sizes is None else sizes
+    dealt = sorted((place, other) for other, own in enumerate(sizes) for place in range(len(own)))
+    for place, other in dealt:
+        count = env_step
+        for node in nodes_by_level(trees[place]) if other == rank else ():
+            count += len(node.rewards)
+            node.env_step = count
+        env_step += sizes[other][place]
     return env_step
 
 

@@ -17,16 +17,18 @@ from mareinforce.checkpoint import TeamCheckpoint, checkpoint_to_resume, folder_
 from mareinforce.config import ALGORITHMS, MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
+from mareinforce.ddp import TeamDDP
 from mareinforce.errors import ConfigError
 from mareinforce.module import MultiAgentReinforce
 from mareinforce.progress import RunProgress
 from mareinforce.quiet import quiet
 from mareinforce.reporting import FAILED
-from mareinforce.run_folder import discard_if_nothing_came, new_run_folder
+from mareinforce.run_folder import discard_if_nothing_came, rank_by_environment, run_folder_of_rank
 from mareinforce.run_header import RunHeader
 from mareinforce.run_summary import print_summary
 from mareinforce.signals import StopBySignal
 from mareinforce.tracking import WandbSettings, WandbTracker
+from mareinforce.trainer_rules import check_trainer, several_processes
 from mareinforce.trainers.run_config import WriteRunConfig, rows_named
 
 __all__ = [
@@ -70,6 +72,9 @@ class MAGRPOTrainer:
         default_root_dir: the folder under which every run gets a numbered folder of its own.
         callbacks: further Lightning callbacks.
         accelerator: Lightning's choice of hardware.
+        devices: processes of this machine, each with a device and the whole team: more than 1 run the script again.
+        num_nodes: machines.
+        strategy: ddp for several processes, which is also what auto means then.
         enable_progress_bar: show how far the run is, and before and after it what is trained and what came of it.
 
     Raises:
@@ -104,8 +109,13 @@ class MAGRPOTrainer:
         default_root_dir: str | os.PathLike[str] = "runs",
         callbacks: Sequence[L.Callback] = (),
         accelerator: str = "auto",
+        devices: int | str | list[int] = 1,
+        num_nodes: int = 1,
+        strategy: str = "auto",
         enable_progress_bar: bool = True,
     ) -> None:
+        self._processes: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
+        check_trainer(self._processes, training=True)
         trains = None if trainable is None else list(trainable)
         num_agents = check_agents(
             agent_model, agents, num_agents, tokenizer, model_config, share_policy=share_policy, trainable=trains
@@ -145,7 +155,11 @@ class MAGRPOTrainer:
                 "prompt_column": prompt_column,
                 "shuffle": shuffle,
             },
-            "trainer": {"accelerator": accelerator, "default_root_dir": os.fspath(default_root_dir)},
+            "trainer": {
+                "accelerator": accelerator,
+                "default_root_dir": os.fspath(default_root_dir),
+                **self._processes,
+            },
         }
         self.run_folder: Path | None = None
         """Where the last `train` wrote config.yaml, metrics.csv and its checkpoints."""
@@ -164,7 +178,7 @@ class MAGRPOTrainer:
             raise ConfigError("train_dataset is missing: train() needs rows to train on.")
         self.data.setup("fit")  # refuse bad rows before a folder is made or a model loads
         checkpoint = checkpoint_to_resume(resume_from_checkpoint, self._root, "resume_from_checkpoint")
-        self.run_folder = folder_of_run(checkpoint) or new_run_folder(self._root)
+        self.run_folder = folder_of_run(checkpoint) or run_folder_of_rank(self._root)
         stopping, tracker = StopBySignal(), None
         try:
             tracker = (
@@ -181,22 +195,27 @@ class MAGRPOTrainer:
         except BaseException:
             if tracker is not None:
                 tracker.close(FAILED)
-            discard_if_nothing_came(self.run_folder)
+            if rank_by_environment() == 0:
+                discard_if_nothing_came(self.run_folder)
             raise
         if tracker is not None:
             tracker.close()
-        if self._talks:
+        if self._talks and self.module.ranks.rank == 0:
             print_summary(self.run_folder)
 
     def _fit(self, stopping: StopBySignal, tracker: WandbTracker | None, checkpoint: str | None) -> None:
         """Let Lightning train. A signal only leaves `stopping.received` behind."""
         assert self.run_folder is not None
+        table = MetricsCSV(self.run_folder)
+        several = several_processes(self._processes)
+        processes = {**self._processes, "strategy": TeamDDP() if several else "auto"}
         with quiet():
             trainer = L.Trainer(
                 accelerator=self._accelerator,
-                devices=1,
+                **processes,
+                use_distributed_sampler=False,
                 max_epochs=self.args.num_train_epochs,
-                logger=[MetricsCSV(self.run_folder), *([] if tracker is None else [tracker])],
+                logger=[table, *([] if tracker is None else [tracker])],
                 callbacks=[*self._standard_callbacks(), *self._callbacks, stopping],
                 default_root_dir=self.run_folder,
                 log_every_n_steps=1,
@@ -210,6 +229,7 @@ class MAGRPOTrainer:
                     raise
             finally:
                 self.module.teardown("fit")  # which Lightning leaves out after an error
+                self.run_folder = Path(table.save_dir)  # on every rank that of rank 0
 
     def evaluate(self, num_eval_samples: int | None = None) -> dict[str, float]:
         """Play the first `num_eval_samples` rows (default: `args.eval_num_samples`) of `eval_dataset`, each once.
@@ -229,8 +249,13 @@ class MAGRPOTrainer:
             self.module.calls.close()
 
     def save_model(self, output_dir: str | os.PathLike[str]) -> None:
-        """Save each agent with its tokenizer as `output_dir/agent_0`, `agent_1` ..., loadable by `from_pretrained`."""
-        self.module.save_model(output_dir)
+        """Save each agent with its tokenizer as `output_dir/agent_0`, `agent_1` ..., loadable by `from_pretrained`.
+
+        Of several processes rank 0 saves, and the others wait.
+        """
+        with self.module.ranks.together():
+            if self.module.ranks.rank == 0:
+                self.module.save_model(output_dir)
 
     def _standard_callbacks(self) -> list[L.Callback]:
         """What every run has, unless the user gave one of the kind."""

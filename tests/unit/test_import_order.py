@@ -31,6 +31,8 @@ LAYERS = [
         "whole_files",
         "random_states",
         "hyperparameters",
+        "ranks",
+        "ddp",
     },
     {"algorithms", "rollout.tree"},
     {"rewards", "agents", "data", "tasks"},

@@ -14,6 +14,11 @@ ROWS = [
 ]
 
 
+def draw(curves, trainer):
+    curves.on_train_start(trainer, L.LightningModule())
+    curves.on_fit_end(trainer, L.LightningModule())
+
+
 def test_reads_the_training_rewards_of_every_turn_and_nothing_else():
     assert read_curves(ROWS) == {1: [(4, 0.5), (24, 0.75)], 2: [(24, 0.25)]}
 
@@ -26,7 +31,7 @@ def test_draws_a_png_that_appears_whole(tmp_path):
 
 def test_a_trainer_without_metrics_draws_nothing(tmp_path):
     trainer = L.Trainer(logger=False, default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
-    TurnRewardCurves().on_fit_end(trainer, L.LightningModule())
+    draw(TurnRewardCurves(), trainer)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -37,5 +42,5 @@ def test_draws_what_a_run_logged(tmp_path, picture):
     logger = MetricsCSV(tmp_path)
     logger.log_metrics({"turn_1/reward_mean": 0.5}, step=4)
     trainer = L.Trainer(logger=logger, default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
-    TurnRewardCurves(picture).on_fit_end(trainer, L.LightningModule())
+    draw(TurnRewardCurves(picture), trainer)
     assert (tmp_path / picture).exists()
