@@ -141,8 +141,8 @@ class ProtocolEvaluation(L.Callback):
         summary |= {"agents": module.agent_names(), "protocol": dataclasses.asdict(self.protocol)}
         if self.protocol.k != [1] and not any(name.startswith("pass@") for name in summary["final"]):
             rank_zero_warn(
-                f"eval.k={self.protocol.k}: nothing says whether an answer passed, so there is no pass@k. Let the reward "
-                f'return a dictionary with a list {PASSED!r} beside "reward".',
+                f"eval.k={self.protocol.k}: nothing says whether an answer passed, so there is no pass@k. Let the "
+                f'reward return a dictionary with a list {PASSED!r} beside "reward".',
                 category=MareinforceWarning,
             )
         self.summaries[at] = summary
