@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+from lightning.pytorch.utilities import rank_zero_info
+
 from mareinforce import run_state
 from mareinforce.agents.workers import Job
 from mareinforce.errors import MareinforceError
@@ -143,6 +145,13 @@ class MultiAgentReinforce(TeamModule):
             metrics = self.evaluate(data.eval_rows(config.eval_num_samples))
             if metrics:
                 self._write(metrics)
+
+    def on_train_start(self) -> None:
+        """A run that goes on from where all its updates were made has nothing left to do."""
+        super().on_train_start()
+        if self._all_updates_made():
+            rank_zero_info(f"max_updates={self.config.max_updates}: all were made before; nothing is left to train.")
+            self.trainer.should_stop = True
 
     def on_train_end(self) -> None:
         if self.env_step > self.logged_env_step:
