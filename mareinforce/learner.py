@@ -10,6 +10,7 @@ import torch
 from mareinforce.agents.team import Policy, Team
 from mareinforce.config import MAGRPOConfig
 from mareinforce.optim import learning_rate_factor, update_policy
+from mareinforce.phases import Phases
 from mareinforce.rollout.buffer import NodeSamples, RolloutBuffer, by_node, mini_batches
 from mareinforce.types import NodeSample
 
@@ -25,11 +26,14 @@ class Learner:
         policy_version: updates that changed the weights: what a sample's age is counted in.
     """
 
-    def __init__(self, team: Team, policy: Policy, config: MAGRPOConfig, seed: int) -> None:
+    def __init__(
+        self, team: Team, policy: Policy, config: MAGRPOConfig, seed: int, phases: Phases | None = None
+    ) -> None:
         self.policy = policy
         self.updates = 0
         self.policy_version = 0
         self._team, self._config, self._seed = team, config, seed
+        self._phases = phases or Phases()
         self._buffer = RolloutBuffer(None if config.rollout_buffer_size == "rollout" else config.rollout_buffer_size)
 
     def learn(
@@ -90,7 +94,8 @@ class Learner:
             )
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rates[first] * factor
-            update = update_policy(self._team, optimizer, batch, config, self.policy_version)
+            with self._phases.measure("update"):
+                update = update_policy(self._team, optimizer, batch, config, self.policy_version, self._phases)
             for agent, seen in update.metrics.items():
                 ages = [self.policy_version - sample.policy_version for sample in batch if sample.agent == agent]
                 common = {

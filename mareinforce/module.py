@@ -62,7 +62,8 @@ class MultiAgentReinforce(TeamModule):
             Job(team.seats[agent].network, (agent,), partial(measure_reference_kl, team, agent, trees, self.config))
             for agent in sorted(team.references)
         ]
-        self.workers.run(jobs)
+        with self.phases.measure("scoring"):
+            self.workers.run(jobs)
 
     def credit(self, trees: Sequence[Node]) -> list[NodeSample]:
         """Returns up every tree, then each agent's returns and advantages, in the order of environment steps."""

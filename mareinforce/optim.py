@@ -19,6 +19,7 @@ from mareinforce.algorithms.loss import importance_ratio, node_loss
 from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import NonFiniteError
 from mareinforce.metrics import MAXIMA
+from mareinforce.phases import Phases
 from mareinforce.types import NodeSample
 
 FUSED_ON = ("cpu", "cuda", "mps", "xpu")
@@ -102,9 +103,10 @@ def update_policy(
     batch: Sequence[NodeSample],
     config: MAGRPOConfig,
     policy_version: int,
+    phases: Phases | None = None,
 ) -> Update:
     """One optimizer step of one policy on a mini-batch: the mean loss of its agent's samples, or the sum of its
-    agents' means. `policy_version` is how often its weights have changed so far.
+    agents' means. `policy_version` is how often its weights have changed so far; `phases` is told when it scores.
 
     Samples without signal keep their place in the mean and cost nothing; a mini-batch of nothing else makes no step.
     Raises NonFiniteError, with weights and moments untouched, if a loss or a gradient is not finite.
@@ -113,20 +115,22 @@ def update_policy(
     learnable = [(sample, weight) for sample, weight in weighted if has_gradient(sample, config)]
     if not learnable:
         return Update(losses={sample.agent: 0.0 for sample in batch}, metrics={sample.agent: {} for sample in batch})
+    phases = phases or Phases()
     optimizer.zero_grad(set_to_none=True)
     seen = [Seen(policy_version - sample.policy_version) for sample, _ in learnable]
     told = [Told(sample.prompt_ids, [one.ids for one in sample.completions]) for sample, _ in learnable]
     for pieces in micro_batches(told, config.update_token_budget):
         losses = []
-        # the agents of a policy share its weights: any of them can speak for all
-        scores = team.score_nodes(batch[0].agent, [piece.of(told) for piece in pieces], config.temperature)
-        for piece, scored in zip(pieces, scores, strict=True):
-            sample, weight = learnable[piece.node]
-            losses.append(weight * piece_loss(sample, piece.completions, scored, config, seen[piece.node]))
-            if not torch.isfinite(losses[-1]):
-                optimizer.zero_grad(set_to_none=True)
-                raise NonFiniteError(_not_finite("loss", float(losses[-1].detach()), sample))
-            seen[piece.node].loss += float(losses[-1].detach())
+        with phases.measure("scoring"):
+            # the agents of a policy share its weights: any of them can speak for all
+            scores = team.score_nodes(batch[0].agent, [piece.of(told) for piece in pieces], config.temperature)
+            for piece, scored in zip(pieces, scores, strict=True):
+                sample, weight = learnable[piece.node]
+                losses.append(weight * piece_loss(sample, piece.completions, scored, config, seen[piece.node]))
+                if not torch.isfinite(losses[-1]):
+                    optimizer.zero_grad(set_to_none=True)
+                    raise NonFiniteError(_not_finite("loss", float(losses[-1].detach()), sample))
+                seen[piece.node].loss += float(losses[-1].detach())
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     limit = math.inf if config.max_grad_norm is None else config.max_grad_norm

@@ -24,6 +24,7 @@ LAYERS = [
         "assets",
         "devices",
         "whole_files",
+        "phases",
         "random_states",
     },
     {"algorithms", "rollout.tree"},
