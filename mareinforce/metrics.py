@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from mareinforce.rollout.tree import Node, nodes_by_level
 from mareinforce.types import NodeSample
 
-MAXIMA = ("importance_ratio_max", "sampling_gap")
-"""Metrics of which the largest counts, not the mean."""
+MAXIMA = ("importance_ratio_max", "sampling_gap", "length_max")
+"""Endings of metrics of which the largest counts, not the mean."""
+MINIMA = ("length_min",)
+"""Endings of metrics of which the smallest counts."""
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A callback that adds values of its own to the training rows. Every process calls it, in the same order."""
+
+    def observe(self, trees: Sequence[Node], samples: Sequence[NodeSample]) -> None:
+        """See what a batch was learned from: whole trees with returns, and the samples made of them."""
+        ...
+
+    def take_row(self) -> Mapping[str, float]:
+        """Return what is to stand in the training row that is written now, and start afresh."""
+        ...
 
 
 class RunningMeans:
-    """Means (of `MAXIMA`: the largest), by name, of everything added since they were last taken."""
+    """Means (of `MAXIMA` the largest, of `MINIMA` the smallest), by name, of all that was added since last taken."""
 
     def __init__(self) -> None:
         self._totals: dict[str, tuple[float, float]] = {}
@@ -23,6 +40,8 @@ class RunningMeans:
             total, count = self._totals.get(name, (0.0, 0.0))
             if name.endswith(MAXIMA):
                 self._totals[name] = (max(value, total) if count else value, 1.0)
+            elif name.endswith(MINIMA):
+                self._totals[name] = (min(value, total) if count else value, 1.0)
             else:
                 self._totals[name] = (total + weight * value, count + weight)
 
@@ -57,6 +76,12 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def deviation(values: Sequence[float]) -> float:
+    """The population standard deviation of at least one number."""
+    centre = mean(values)
+    return math.sqrt(mean([(value - centre) ** 2 for value in values]))
+
+
 def carried_reward(node: Node, turn: int) -> float:
     """Mean reward of a row at a turn (0-based), where a branch that ended earlier counts with its last reward."""
     if node.turn == turn:
@@ -70,14 +95,15 @@ def carried_reward(node: Node, turn: int) -> float:
 
 
 def node_metrics(node: Node) -> dict[str, float]:
-    """Turn-wise means of one node whose returns are assigned; each node counts alike in the mean of a turn."""
+    """Turn-wise means and deviations of one node with returns; each node counts alike in the mean of a turn."""
     turn = f"turn_{node.turn + 1}"
-    return {
-        **{f"{turn}/{name}_mean": mean(values) for name, values in node.components.items()},
-        f"{turn}/reward_mean": mean(node.rewards),
-        f"{turn}/expected_return": mean(node.returns),
-        f"{turn}/raw_reward_mean": mean(node.raw_rewards),
-    }
+    values = {f"{turn}/reward_mean": mean(node.rewards), f"{turn}/expected_return": mean(node.returns)}
+    for name, scores in {**node.components, "raw_reward": node.raw_rewards}.items():
+        values[f"{turn}/{name}_mean"] = mean(scores)
+        values[f"{turn}/{name}_std"] = deviation(scores)
+    values[f"{turn}/reward_std"] = deviation(node.rewards)
+    values[f"{turn}/expected_return_std"] = deviation(node.returns)
+    return values
 
 
 def row_metrics(root: Node, num_turns: int) -> dict[str, float]:
@@ -102,10 +128,22 @@ def kl_metrics(sample: NodeSample) -> dict[str, float]:
 
 
 def completion_metrics(sample: NodeSample) -> dict[str, float]:
-    """Means over one agent's K completions at one node: tokens (the end token included), share cut, no signal."""
-    lengths = [float(len(completion.ids)) for completion in sample.completions]
+    """What one agent's K completions at one node are like: tokens (the end token included), share cut, signal."""
+    ended = [float(len(completion.ids)) for completion in sample.completions if completion.ended]
     return {
-        "completion_length": mean(lengths),
+        **_lengths("completion_length", [float(len(completion.ids)) for completion in sample.completions]),
+        **_lengths("ended_length", ended),
         "truncated_fraction": mean([float(not completion.ended) for completion in sample.completions]),
         "zero_signal_fraction": float(sample.zero_signal),
+        "advantage_std": float(sample.advantages.std(correction=0)),
     }
+
+
+def _lengths(name: str, lengths: Sequence[float]) -> dict[str, float]:
+    """Mean, shortest and longest; nothing of none."""
+    return {name: mean(lengths), f"{name}_min": min(lengths), f"{name}_max": max(lengths)} if lengths else {}
+
+
+def signal_metrics(sample: NodeSample) -> dict[str, float]:
+    """Turn-wise: had the sample nothing to learn from?"""
+    return {f"turn_{sample.turn + 1}/zero_signal_fraction": float(sample.zero_signal)}

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from mareinforce import run_state
 from mareinforce.agents.workers import Job
+from mareinforce.evaluation import EvaluationSchedule, EveryBatches
 from mareinforce.learner import Report
-from mareinforce.metrics import completion_metrics, kl_metrics, mean
+from mareinforce.metrics import RowSource, completion_metrics, kl_metrics, mean, signal_metrics
 from mareinforce.rollout.credit import assign_returns, measure_reference_kl, node_samples, number_env_steps
 from mareinforce.rollout.expand import Episode
 from mareinforce.rollout.tree import Node, nodes_by_level
@@ -36,7 +37,7 @@ class MultiAgentReinforce(TeamModule):
         self.learn(samples)
         self.batches += 1
         self.batches_in_epoch = batch_index + 1
-        self._log(trees)
+        self._log(trees, samples)
         self.boundary = None
         if self._all_updates_made():
             self.trainer.should_stop = True
@@ -81,7 +82,7 @@ class MultiAgentReinforce(TeamModule):
         """Every policy learns from its own agents' samples; the order of what is logged is that of the policies."""
         for sample in samples:
             self.means.add_agent(sample.agent, {**completion_metrics(sample), **kl_metrics(sample)})
-            self.means.add(kl_metrics(sample))
+            self.means.add({**kl_metrics(sample), **signal_metrics(sample)})
         flush = self.config.rollout_buffer_size == "rollout" or bool(self.trainer.is_last_batch)
         jobs = []
         for index, learner in enumerate(self.learners):
@@ -95,15 +96,19 @@ class MultiAgentReinforce(TeamModule):
     # small print
 
     def _evaluate_if_due(self, batch_index: int) -> None:
-        config, data = self.config, getattr(self.trainer, "datamodule", None)
-        if config.eval_interval and batch_index % config.eval_interval == 0 and data is not None:
-            metrics = self.evaluate(data.eval_rows(config.eval_num_samples))
-            if metrics:
-                self._write(metrics)
+        data = getattr(self.trainer, "datamodule", None)
+        if data is None:
+            return
+        listed = [one for one in self._callbacks() if isinstance(one, EvaluationSchedule)]
+        for schedule in listed or [EveryBatches(self.config)]:
+            if schedule.is_due(self, batch_index):
+                metrics = self.evaluate(data.eval_rows(schedule.num_samples(self)))
+                if metrics:
+                    self._write({**metrics, **schedule.judged(self, metrics)})
 
     def on_train_end(self) -> None:
         if self.env_step > self.logged_env_step:
-            self._write(self.means.take())
+            self._write(self._row())
 
     def _all_updates_made(self) -> bool:
         """Has every policy that has anything to learn from made `max_updates` updates?"""
@@ -118,17 +123,35 @@ class MultiAgentReinforce(TeamModule):
             shares.append(updates / self.config.max_updates)
         return max(shares)
 
-    def _log(self, trees: Sequence[Node]) -> None:
+    def _log(self, trees: Sequence[Node], samples: Sequence[NodeSample]) -> None:
         """Add what the trees were worth to the means, and write a row when it is time."""
         self.means.add_trees(trees, self.config.num_turns)
+        for source in self._row_sources():
+            source.observe(trees, samples)
         reward = mean([mean(root.rewards) for root in trees])
         self.log("reward", reward, prog_bar=True, logger=False, batch_size=len(trees))
         if self.env_step - self.logged_env_step >= self.config.logging_steps:
-            self._write(self.means.take())
+            self._write(self._row())
             self.logged_env_step = self.env_step
 
+    def _callbacks(self) -> list[Any]:
+        return self.trainer.callbacks  # type: ignore[attr-defined, no-any-return]
+
+    def _row_sources(self) -> list[RowSource]:
+        return [one for one in self._callbacks() if isinstance(one, RowSource)]
+
+    def _row(self) -> dict[str, float]:
+        """What was measured since the last training row."""
+        row = self.means.take()
+        for source in self._row_sources():
+            row.update(source.take_row())
+        return row
+
     def _write(self, metrics: dict[str, float]) -> None:
-        counters = {"epoch": self._epoch, "batch": self.batches, "updates": max(self.updates)}
+        updates = self.updates
+        counters = {"epoch": self._epoch, "batch": self.batches, "updates": max(updates)}
+        for agent in (agent for learner in self.learners for agent in learner.policy.agents):
+            counters[f"agent_{agent}/updates"] = updates[agent]
         if self.config.prompt_overflow != "error":
             counters["overlong_prompts"] = self.loaded_expansion().overlong["train"]
         for logger in self.loggers:

@@ -143,7 +143,8 @@ def update_policy(
     increment_version(weights)  # a fused step writes in place without torch counting it
     optimizer.zero_grad(set_to_none=True)
     changed = float((probe(weights) != before).double().mean())
-    common = {"grad_norm": grad_norm, "changed_weights_fraction": changed}
+    clipped = grad_norm * min(1.0, limit / (grad_norm + 1e-6))  # as clip_grad_norm_ scales it
+    common = {"grad_norm": grad_norm, "grad_norm_clipped": clipped, "changed_weights_fraction": changed}
     passes: dict[int, list[Seen]] = {sample.agent: [] for sample in batch}
     for (sample, _), one in zip(learnable, seen, strict=True):
         passes[sample.agent].append(one)
