@@ -23,6 +23,7 @@ from mareinforce.config import MAGRPOConfig
 from mareinforce.config_links import check_twins, link_arguments, team_size
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
+from mareinforce.default_callbacks import default_callbacks
 from mareinforce.errors import MareinforceError
 from mareinforce.eval_protocol import EvalProtocol, ProtocolEvaluation
 from mareinforce.module import MultiAgentReinforce
@@ -210,7 +211,7 @@ class MareinforceCLI(LightningCLI):
         loggers = [MetricsCSV(folder), *(given if isinstance(given, list | tuple) else [given])]
         callbacks = arguments.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-        callbacks.append(StopBySignal())
+        callbacks += [*default_callbacks(callbacks), StopBySignal()]
         if (protocol := self.config_init[self.command].eval) is not None:
             callbacks.append(ProtocolEvaluation(protocol))
         if arguments.enable_checkpointing is not False and not any(isinstance(c, Checkpoint) for c in callbacks):

@@ -106,6 +106,11 @@ def node_metrics(node: Node) -> dict[str, float]:
     return values
 
 
+def node_tokens(node: Node) -> int:
+    """Tokens that all agents sampled at a node."""
+    return sum(len(one.ids) for answers in node.answers if answers is not None for one in answers.completions)
+
+
 def row_metrics(root: Node, num_turns: int) -> dict[str, float]:
     """Turn-wise values of one row: had it still a node at that turn, and its carried reward."""
     reached = {node.turn for node in nodes_by_level(root)}

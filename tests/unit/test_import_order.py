@@ -30,13 +30,23 @@ LAYERS = [
     {"algorithms", "rollout.tree"},
     {"rewards", "agents", "data", "tasks"},
     {"rollout"},
-    {"optim", "metrics", "checkpoint", "signals", "csv_log", "rollout_table", "notices", "evaluation"},
+    {"optim", "metrics", "checkpoint", "signals", "csv_log", "rollout_table", "notices", "evaluation", "curves"},
     {"eval_statistics", "eval_summary", "eval_protocol"},
     {"learner", "run_state"},
     {"team_module"},
     {"module"},
-    {"cli", "trainers", "parse_errors", "trainer_rules", "reporting", "run_summary", "config_links", "eval_arguments"},
-    {"fit", "evaluate"},
+    {
+        "cli",
+        "trainers",
+        "parse_errors",
+        "trainer_rules",
+        "reporting",
+        "run_summary",
+        "config_links",
+        "eval_arguments",
+        "default_callbacks",
+    },
+    {"fit", "evaluate", "plot"},
 ]
 """Rooms of one set may import each other and everything in the sets above."""
 
