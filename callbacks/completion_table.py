@@ -201,12 +201,13 @@ def console_table(records: Sequence[Record], limit: int) -> Any:
     for name in ("turn", "agent"):
         table.add_column(name, justify="right", style="cyan", no_wrap=True)
     table.add_column("prompt", ratio=2, overflow="fold")
-    table.add_column("answer", ratio=3, overflow="fold")
+    table.add_column("answer", ratio=4, overflow="fold")
     for name in ("reward", "return", "advantage"):
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
         speaking = [(agent, said) for agent, said in enumerate(record["agents"]) if said is not None]
         for index, (agent, said) in enumerate(speaking):
+            same = index > 0 and said["prompt"] == speaking[index - 1][1]["prompt"]
             answer = Text(shortened(said["completion"], limit))
             if not said["ended"]:
                 answer.append(" [cut]", style="yellow")
@@ -214,7 +215,7 @@ def console_table(records: Sequence[Record], limit: int) -> Any:
             table.add_row(
                 str(record["turn"]) if index == 0 else "",
                 str(agent),
-                Text(shortened(plain(said["prompt"]), limit // 2), style="dim"),
+                Text("the same" if same else shortened(plain(said["prompt"]), limit // 2), style="dim"),
                 answer,
                 f"{record['reward']:.4g}" if index == 0 else "",
                 f"{record['return']:.4g}" if index == 0 else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import re
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from mareinforce.callbacks import (
     CompletionTable,
     EarlyTerminationLogger,
@@ -21,6 +22,7 @@ from mareinforce.callbacks import (
     TreeView,
     TurnRewardCurves,
 )
+from mareinforce.callbacks.trackers import log_page, log_picture, log_table
 
 from mareinforce import fit
 from mareinforce.errors import ConfigError
@@ -443,3 +445,52 @@ def test_pictures_go_to_the_tracker(tmp_path, monkeypatch):
     assert sent[0] == 2  # while it goes on
     assert sent[-1] == 4
     assert Path(made.run_folder / "reward_curves.png").exists()
+
+
+def test_the_real_client_writes_picture_table_and_page_offline(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    import wandb
+
+    made = train(
+        tmp_path, rows=("go", "on"), wandb_config={"project": "stories", "offline": True},
+        callbacks=[TurnRewardCurves(), TreeView(every_n_env_steps=1),
+                   CompletionTable(every_n_env_steps=1, num_samples=1, console=False)],
+    )  # fmt: skip
+    wandb.finish()
+    (media,) = made.run_folder.glob("wandb/offline-run-*/files/media")
+    (picture,) = media.glob("images/reward_curves_*.png")
+    assert picture.read_bytes() == (made.run_folder / "reward_curves.png").read_bytes()
+    tables = [json.loads(path.read_text()) for path in sorted(media.glob("table/completions_*.json"))]
+    assert sorted(len(table["data"]) for table in tables) == [2, 4]  # a line an agent; the second one has both answers
+    pages = {path.read_text() for path in media.glob("html/tree_*.html")}
+    assert pages == {path.read_text() for path in (made.run_folder / "trees").iterdir()}
+
+
+class FakeBoard(TensorBoardLogger):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+
+    @property
+    def experiment(self) -> Any:
+        return self
+
+    def add_image(self, key: str, image: Any, step: int, dataformats: str) -> None:
+        self.given[key] = (image.shape, step, dataformats)
+
+    def add_text(self, key: str, text: str, step: int) -> None:
+        self.given[key] = (text, step)
+
+
+def test_tensorboard_gets_a_picture_and_text(tmp_path):
+    made = train(tmp_path, callbacks=[TurnRewardCurves()])
+    board = FakeBoard()
+    log_picture([board], "curves", made.run_folder / "reward_curves.png", 2)
+    log_table([board], "answers", ["step", "text"], [[2, "a|b\nc"], [0.25, "d"]], 2)
+    log_page([board], "tree", "<p>", "turn 1\n└─ 0", 2)
+    assert board.given["curves"][1:] == (2, "HWC")
+    assert board.given["curves"][0][:2] == (520, 910)
+    assert board.given["answers"] == ("| step | text |\n| --- | --- |\n| 2 | a\\|b<br>c |\n| 0.25 | d |", 2)
+    assert board.given["tree"] == ("    turn 1\n    └─ 0", 2)
