@@ -23,6 +23,7 @@ from mareinforce.config_links import check_twins, link_arguments, team_size
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
 from mareinforce.ddp import TeamDDP
+from mareinforce.default_callbacks import default_callbacks
 from mareinforce.errors import MareinforceError
 from mareinforce.eval_protocol import ProtocolEvaluation
 from mareinforce.hyperparameters import log_hyperparameters
@@ -251,7 +252,7 @@ class MareinforceCLI(LightningCLI):
         settings.ckpt_path = None  # what config.yaml will say: it starts the run anew
         callbacks = arguments.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-        callbacks += [StopBySignal(), RunHeader()]
+        callbacks += [*default_callbacks(callbacks), StopBySignal(), RunHeader()]
         if arguments.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RunProgress())
         if (protocol := self.config_init[self.command].eval) is not None:

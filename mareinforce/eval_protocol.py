@@ -130,8 +130,9 @@ class ProtocolEvaluation(L.Callback):
         start = time.perf_counter()
         seed = module.seed if self.protocol.seed is None else self.protocol.seed
         episode = Episode.evaluation(module.config, seed)
-        played = play(module.expansion, rows, self.protocol, episode, module.config.discount)
-        module.team.rest()
+        with module.phases.measure("evaluation", whole=True):
+            played = play(module.expansion, rows, self.protocol, episode, module.config.discount)
+            module.team.rest()
         seconds = time.perf_counter() - start
         summary = summarise([one.path for one in played], [one.row for one in played], self.protocol.k, seed)
         summary |= {"samples_per_row": self.protocol.samples_per_row, "seconds_per_row": seconds / len(rows)}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from mareinforce.calling import UserFunction, brief
+from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import ConfigError
 from mareinforce.metrics import mean
 from mareinforce.rewards.values import as_float
@@ -16,6 +17,42 @@ from mareinforce.rollout.tree import Node, nodes_by_level, valid
 from mareinforce.types import IndexedRow, Row
 
 LOGGER_KEYWORDS = ("agent_completions_turns", "batch_items", "prompts")
+
+
+@runtime_checkable
+class EvaluationSchedule(Protocol):
+    """When a run is evaluated while it trains: before which batches. A callback that is one replaces `EveryBatches`."""
+
+    def is_due(self, module: Any, batch_index: int) -> bool:
+        """Is it time, before a batch of the epoch (counted from 0) trains?"""
+        ...
+
+    def num_samples(self, module: Any) -> int | None:
+        """How many rows are played; None: all."""
+        ...
+
+    def judged(self, module: Any, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """What is to be written beside the metrics of an evaluation."""
+        ...
+
+
+class EveryBatches:
+    """The schedule of the configuration: `eval_interval` and `eval_num_samples`."""
+
+    def __init__(self, config: MAGRPOConfig) -> None:
+        self._config = config
+
+    def is_due(self, module: Any, batch_index: int) -> bool:
+        """At every epoch's first batch, and every `eval_interval` batches from there; 0: never."""
+        return bool(self._config.eval_interval) and batch_index % self._config.eval_interval == 0
+
+    def num_samples(self, module: Any) -> int:
+        """As configured."""
+        return self._config.eval_num_samples
+
+    def judged(self, module: Any, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Nothing more."""
+        return {}
 
 
 class Evaluators:

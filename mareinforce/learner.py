@@ -10,6 +10,7 @@ import torch
 from mareinforce.agents.team import Policy, Team
 from mareinforce.config import MAGRPOConfig
 from mareinforce.optim import Update, apply_gradient, compute_gradient, learning_rate_factor
+from mareinforce.phases import Phases
 from mareinforce.ranks import ALONE, Ranks
 from mareinforce.rollout.buffer import NodeSamples, RolloutBuffer, by_node, mini_batches, side_by_side
 from mareinforce.types import NodeSample
@@ -26,11 +27,14 @@ class Learner:
         policy_version: updates that changed the weights: what a sample's age is counted in.
     """
 
-    def __init__(self, team: Team, policy: Policy, config: MAGRPOConfig, seed: int) -> None:
+    def __init__(
+        self, team: Team, policy: Policy, config: MAGRPOConfig, seed: int, phases: Phases | None = None
+    ) -> None:
         self.policy = policy
         self.updates = 0
         self.policy_version = 0
         self._team, self._config, self._seed = team, config, seed
+        self._phases = phases or Phases()
         self._buffer = RolloutBuffer(None if config.rollout_buffer_size == "rollout" else config.rollout_buffer_size)
 
     def mini_batches(
@@ -49,7 +53,10 @@ class Learner:
 
     def compute(self, batch: Sequence[NodeSample], optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> Update:
         """The gradient of a mini-batch, left beside the weights. Raises NonFiniteError."""
-        return compute_gradient(self._team, optimizer, batch, self._config, self.policy_version, ranks)
+        with self._phases.measure("update"):
+            return compute_gradient(
+                self._team, optimizer, batch, self._config, self.policy_version, ranks, self._phases
+            )
 
     def step(self, update: Update, optimizer: torch.optim.Optimizer, progress: Callable[[int], float]) -> list[Report]:
         """Step with the gradient that was computed.
@@ -60,7 +67,8 @@ class Learner:
         factor = learning_rate_factor(config.lr_schedule, progress(self.updates), self.updates, config.warmup_updates)
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rates[first] * factor
-        apply_gradient(self._team, optimizer, update)
+        with self._phases.measure("update"):
+            apply_gradient(self._team, optimizer, update)
         reports = []
         for agent, seen in update.metrics.items():
             common = {

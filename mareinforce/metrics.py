@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from mareinforce.rollout.tree import Node, nodes_by_level, valid
 from mareinforce.types import NodeSample
 
-MAXIMA = ("importance_ratio_max", "sampling_gap")
-"""Metrics of which the largest counts, not the mean."""
+MAXIMA = ("importance_ratio_max", "sampling_gap", "length_max")
+"""Endings of metrics of which the largest counts, not the mean."""
+MINIMA = ("length_min",)
+"""Endings of metrics of which the smallest counts."""
 SUMS = ("skipped_rewards", "skipped_returns")
-"""Metrics that are counted, not averaged."""
+"""Endings of metrics that are counted, not averaged."""
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A callback that adds values of its own to the training rows. Every process calls it, in the same order."""
+
+    def observe(self, trees: Sequence[Node], samples: Sequence[NodeSample]) -> None:
+        """See what a batch was learned from: this rank's whole trees, of which there may be none, with returns, and the
+        samples made of them."""
+        ...
+
+    def take_row(self) -> Mapping[str, float]:
+        """Return what is to stand in the training row that is written now, and start afresh."""
+        ...
 
 
 class RunningMeans:
-    """Means (of `MAXIMA`: the largest; of `SUMS`: the sum), by name, of what was added since they were last taken."""
+    """Means (of `MAXIMA` the largest, of `MINIMA` the smallest, of `SUMS` the sum), by name, of all that was added
+    since they were last taken."""
 
     def __init__(self) -> None:
         self._totals: dict[str, tuple[float, float]] = {}
@@ -25,6 +44,8 @@ class RunningMeans:
             total, count = self._totals.get(name, (0.0, 0.0))
             if name.endswith(MAXIMA):
                 self._totals[name] = (max(value, total) if count else value, 1.0)
+            elif name.endswith(MINIMA):
+                self._totals[name] = (min(value, total) if count else value, 1.0)
             elif name.endswith(SUMS):
                 self._totals[name] = (total + value, 1.0)
             else:
@@ -53,6 +74,8 @@ class RunningMeans:
             own, weight = self._totals.get(name, (0.0, 0.0))
             if name.endswith(MAXIMA):
                 self._totals[name] = (max(total, own) if weight else total, 1.0)
+            elif name.endswith(MINIMA):
+                self._totals[name] = (min(total, own) if weight else total, 1.0)
             elif name.endswith(SUMS):
                 self._totals[name] = (own + total, 1.0)
             else:
@@ -70,6 +93,12 @@ class RunningMeans:
 def mean(values: Sequence[float]) -> float:
     """The arithmetic mean of at least one number."""
     return sum(values) / len(values)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The population standard deviation of at least one number."""
+    centre = mean(values)
+    return math.sqrt(mean([(value - centre) ** 2 for value in values]))
 
 
 def carried_reward(node: Node, turn: int) -> float | None:
@@ -90,18 +119,23 @@ def carried_reward(node: Node, turn: int) -> float | None:
 
 
 def node_metrics(node: Node) -> dict[str, float]:
-    """Turn-wise means of one node whose returns are assigned; each node counts alike in the mean of a turn.
+    """Turn-wise means and deviations of one node with returns; each node counts alike in the mean of a turn.
 
     What was skipped does not count, and a mean of nothing is left out.
     """
-    turn = f"turn_{node.turn + 1}"
-    values = {
-        **{f"{turn}/{name}_mean": valid(values) for name, values in node.components.items()},
-        f"{turn}/reward_mean": valid(node.rewards),
-        f"{turn}/expected_return": valid(node.returns),
-        f"{turn}/raw_reward_mean": valid(node.raw_rewards),
-    }
-    return {name: mean(found) for name, found in values.items() if found}
+    values = {f"{name}_mean": scores for name, scores in node.components.items()}
+    values |= {"reward_mean": node.rewards, "expected_return": node.returns, "raw_reward_mean": node.raw_rewards}
+    found = {}
+    for name, scores in values.items():
+        if there := valid(scores):
+            found[f"turn_{node.turn + 1}/{name}"] = mean(there)
+            found[f"turn_{node.turn + 1}/{name.removesuffix('_mean')}_std"] = deviation(there)
+    return found
+
+
+def node_tokens(node: Node) -> int:
+    """Tokens that all agents sampled at a node."""
+    return sum(len(one.ids) for answers in node.answers if answers is not None for one in answers.completions)
 
 
 def skipped_metrics(node: Node) -> dict[str, float]:
@@ -134,10 +168,22 @@ def kl_metrics(sample: NodeSample) -> dict[str, float]:
 
 
 def completion_metrics(sample: NodeSample) -> dict[str, float]:
-    """Means over one agent's K completions at one node: tokens (the end token included), share cut, no signal."""
-    lengths = [float(len(completion.ids)) for completion in sample.completions]
+    """What one agent's K completions at one node are like: tokens (the end token included), share cut, signal."""
+    ended = [float(len(completion.ids)) for completion in sample.completions if completion.ended]
     return {
-        "completion_length": mean(lengths),
+        **_lengths("completion_length", [float(len(completion.ids)) for completion in sample.completions]),
+        **_lengths("ended_length", ended),
         "truncated_fraction": mean([float(not completion.ended) for completion in sample.completions]),
         "zero_signal_fraction": float(sample.zero_signal),
+        "advantage_std": float(sample.advantages.std(correction=0)),
     }
+
+
+def _lengths(name: str, lengths: Sequence[float]) -> dict[str, float]:
+    """Mean, shortest and longest; nothing of none."""
+    return {name: mean(lengths), f"{name}_min": min(lengths), f"{name}_max": max(lengths)} if lengths else {}
+
+
+def signal_metrics(sample: NodeSample) -> dict[str, float]:
+    """Turn-wise: had the sample nothing to learn from?"""
+    return {f"turn_{sample.turn + 1}/zero_signal_fraction": float(sample.zero_signal)}

@@ -11,8 +11,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from mareinforce import run_state
 from mareinforce.agents.workers import Job
 from mareinforce.errors import MareinforceError
+from mareinforce.evaluation import EvaluationSchedule, EveryBatches
 from mareinforce.learner import Learner, Report
-from mareinforce.metrics import RunningMeans, completion_metrics, kl_metrics, mean
+from mareinforce.metrics import RowSource, RunningMeans, completion_metrics, kl_metrics, mean, signal_metrics
 from mareinforce.optim import Update
 from mareinforce.rollout.credit import (
     assign_returns,
@@ -49,7 +50,7 @@ class MultiAgentReinforce(TeamModule):
         reports = self.learn(samples)
         self.batches += 1
         self.batches_in_epoch = batch_index + 1
-        self._log(trees)
+        self._log(trees, samples)
         self.boundary = None
         if self._all_updates_made():
             self.trainer.should_stop = True
@@ -76,7 +77,8 @@ class MultiAgentReinforce(TeamModule):
             Job(team.seats[agent].network, (agent,), partial(measure_reference_kl, team, agent, trees, self.config))
             for agent in sorted(team.references)
         ]
-        self.workers.run(jobs)
+        with self.phases.measure("scoring"):
+            self.workers.run(jobs)
 
     def credit(self, trees: Sequence[Node]) -> list[NodeSample]:
         """Returns up every tree, then each agent's returns and advantages, in the order of environment steps."""
@@ -98,7 +100,7 @@ class MultiAgentReinforce(TeamModule):
         """Every policy learns from its own agents' samples; the order of what is logged is that of the policies."""
         for sample in samples:
             self.means.add_agent(sample.agent, {**completion_metrics(sample), **kl_metrics(sample)})
-            self.means.add(kl_metrics(sample))
+            self.means.add({**kl_metrics(sample), **signal_metrics(sample)})
         flush = self.config.rollout_buffer_size == "rollout" or bool(self.trainer.is_last_batch)
         queues = [
             learner.mini_batches(
@@ -140,11 +142,15 @@ class MultiAgentReinforce(TeamModule):
     # small print
 
     def _evaluate_if_due(self, batch_index: int) -> None:
-        config, data = self.config, getattr(self.trainer, "datamodule", None)
-        if config.eval_interval and batch_index % config.eval_interval == 0 and data is not None:
-            metrics = self.evaluate(data.eval_rows(config.eval_num_samples))
-            if metrics:
-                self._write(metrics)
+        data = getattr(self.trainer, "datamodule", None)
+        if data is None:
+            return
+        listed = [one for one in self._callbacks() if isinstance(one, EvaluationSchedule)]
+        for schedule in listed or [EveryBatches(self.config)]:
+            if schedule.is_due(self, batch_index):
+                metrics = self.evaluate(data.eval_rows(schedule.num_samples(self)))
+                if metrics:
+                    self._write({**metrics, **schedule.judged(self, metrics)})
 
     def on_train_start(self) -> None:
         """A run that goes on from where all its updates were made has nothing left to do."""
@@ -155,7 +161,7 @@ class MultiAgentReinforce(TeamModule):
 
     def on_train_end(self) -> None:
         if self.env_step > self.logged_env_step:
-            self._write(self._take_means())
+            self._write(self._row())
 
     def _all_updates_made(self) -> bool:
         """Has every policy that has anything to learn from made `max_updates` updates?"""
@@ -177,25 +183,39 @@ class MultiAgentReinforce(TeamModule):
             shares.append(updates / self.config.max_updates)
         return max(shares)
 
-    def _log(self, trees: Sequence[Node]) -> None:
+    def _log(self, trees: Sequence[Node], samples: Sequence[NodeSample]) -> None:
         """Add what the trees were worth to the means, and write a row when it is time."""
         self.means.add_trees(trees, self.config.num_turns, skips=self.config.on_reward_error == "skip")
+        for source in self._row_sources():
+            source.observe(trees, samples)
         if rewards := [mean(found) for root in trees if (found := valid(root.rewards))]:
             self.log("reward", mean(rewards), prog_bar=True, logger=False, batch_size=len(trees))
         if self.env_step - self.logged_env_step >= self.config.logging_steps:
-            self._write(self._take_means())
+            self._write(self._row())
             self.logged_env_step = self.env_step
 
-    def _take_means(self) -> dict[str, float]:
-        """The means over what all ranks have seen since the last row; on every rank they start afresh."""
+    def _callbacks(self) -> list[Any]:
+        return self.trainer.callbacks  # type: ignore[attr-defined, no-any-return]
+
+    def _row_sources(self) -> list[RowSource]:
+        return [one for one in self._callbacks() if isinstance(one, RowSource)]
+
+    def _row(self) -> dict[str, float]:
+        """What all ranks have seen since the last training row; on every rank it starts afresh."""
         means = RunningMeans()
         for state in self.ranks.gather(self.means.state_dict()):
             means.merge(state)
         self.means.take()
-        return means.take()
+        row = means.take()
+        for source in self._row_sources():
+            row.update(source.take_row())
+        return row
 
     def _write(self, metrics: dict[str, float]) -> None:
-        counters = {"epoch": self._epoch, "batch": self.batches, "updates": max(self.updates)}
+        updates = self.updates
+        counters = {"epoch": self._epoch, "batch": self.batches, "updates": max(updates)}
+        for agent in (agent for learner in self.learners for agent in learner.policy.agents):
+            counters[f"agent_{agent}/updates"] = updates[agent]
         if self.config.prompt_overflow != "error":
             counters["overlong_prompts"] = self.overlong_prompts
         for logger in self.loggers:

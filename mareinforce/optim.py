@@ -22,6 +22,7 @@ from mareinforce.config import MAGRPOConfig
 from mareinforce.config_rules import LARGEST_GRADIENT
 from mareinforce.errors import NonFiniteError
 from mareinforce.metrics import MAXIMA
+from mareinforce.phases import Phases
 from mareinforce.ranks import ALONE, Ranks
 from mareinforce.types import NodeSample
 
@@ -115,10 +116,12 @@ def compute_gradient(
     config: MAGRPOConfig,
     policy_version: int,
     ranks: Ranks = ALONE,
+    phases: Phases | None = None,
 ) -> Update:
     """The gradient of one policy on a mini-batch, clipped, left beside its weights: of the mean loss of its agent's
     samples, or of the sum of its agents' means. `policy_version` is how often its weights have changed so far. With
     several `ranks` it is that of all their batches together; one that has an empty batch adds nothing to it.
+    `phases` is told when it scores.
 
     Samples without signal keep their place in the mean and cost nothing; a mini-batch of nothing else has no gradient.
     Raises NonFiniteError if a loss or the gradient is not finite, or is too large for an optimizer to square.
@@ -143,7 +146,7 @@ def compute_gradient(
     if not update.has_gradient:
         return update
     with ranks.together():
-        seen = _backward(team, optimizer, learnable, config, policy_version)
+        seen = _backward(team, optimizer, learnable, config, policy_version, phases or Phases())
     own = [(sample.agent, (one.loss, one.metrics())) for (sample, _), one in zip(learnable, seen, strict=True)]
     passes: dict[int, list[tuple[float, dict[str, float]]]] = {agent: [] for agent in ages}
     passes |= _by_agent(ranks.gather(own))
@@ -154,7 +157,8 @@ def compute_gradient(
     if not _can_be_squared(grad_norm, limit):
         worst = _largest_gradient(team, optimizer, learnable, config, policy_version)
         raise NonFiniteError(_not_finite(team, "the gradient norm", grad_norm, worst))
-    common = {"grad_norm": grad_norm, "changed_weights_fraction": 0.0}
+    clipped = grad_norm * min(1.0, limit / (grad_norm + 1e-6))  # as clip_grad_norm_ scales it
+    common = {"grad_norm": grad_norm, "grad_norm_clipped": clipped, "changed_weights_fraction": 0.0}
     update.losses = {agent: sum(loss for loss, _ in found) for agent, found in passes.items()}
     update.metrics = {agent: {**common, **_summary([one for _, one in found])} for agent, found in passes.items()}
     return update
@@ -197,6 +201,7 @@ def _backward(
     learnable: Sequence[tuple[NodeSample, float]],
     config: MAGRPOConfig,
     policy_version: int,
+    phases: Phases,
 ) -> list[Seen]:
     """Leave the gradient of the weighted losses beside the weights; return what was seen of each sample."""
     optimizer.zero_grad(set_to_none=True)
@@ -204,14 +209,15 @@ def _backward(
     told = [Told(sample.prompt_ids, [one.ids for one in sample.completions]) for sample, _ in learnable]
     for pieces in micro_batches(told, config.update_token_budget):
         losses = []
-        # the agents of a policy share its weights: any of them can speak for all
-        scores = team.score_nodes(learnable[0][0].agent, [piece.of(told) for piece in pieces], config.temperature)
-        for piece, scored in zip(pieces, scores, strict=True):
-            sample, weight = learnable[piece.node]
-            losses.append(weight * piece_loss(sample, piece.completions, scored, config, seen[piece.node]))
-            if not torch.isfinite(losses[-1]):
-                raise NonFiniteError(_not_finite(team, "the loss", float(losses[-1].detach()), sample))
-            seen[piece.node].loss += float(losses[-1].detach())
+        with phases.measure("scoring"):
+            # the agents of a policy share its weights: any of them can speak for all
+            scores = team.score_nodes(learnable[0][0].agent, [piece.of(told) for piece in pieces], config.temperature)
+            for piece, scored in zip(pieces, scores, strict=True):
+                sample, weight = learnable[piece.node]
+                losses.append(weight * piece_loss(sample, piece.completions, scored, config, seen[piece.node]))
+                if not torch.isfinite(losses[-1]):
+                    raise NonFiniteError(_not_finite(team, "the loss", float(losses[-1].detach()), sample))
+                seen[piece.node].loss += float(losses[-1].detach())
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
     return seen
 
@@ -226,7 +232,7 @@ def _largest_gradient(
     """Which of this rank's samples has the largest gradient, or the first one that is not finite? None: it has none."""
     norms = []
     for one in learnable:
-        _backward(team, optimizer, [one], config, policy_version)
+        _backward(team, optimizer, [one], config, policy_version, Phases())
         grads = [weight.grad for weight in _weights(optimizer) if weight.grad is not None]
         norm = float(nn.utils.get_total_norm(grads))
         norms.append(norm if math.isfinite(norm) else math.inf)

@@ -25,6 +25,7 @@ from mareinforce.learner import Learner
 from mareinforce.metrics import RunningMeans
 from mareinforce.notices import RunNotices
 from mareinforce.optim import all_finite, build_optimizer, keep_state_beside_weights, probe
+from mareinforce.phases import Phases
 from mareinforce.random_states import set_random_states
 from mareinforce.ranks import ALONE, Ranks
 from mareinforce.rewards.contract import Reward
@@ -146,6 +147,8 @@ class TeamModule(L.LightningModule):
         """Those of the epoch."""
         self.learners: list[Learner] = []
         """One a policy, once the agents are loaded."""
+        self.phases = Phases()
+        """What the run is doing now, and the seconds it has spent on what."""
         self.means = RunningMeans()
         self.logged_env_step = 0
         self._batch_index = 0  # within the epoch
@@ -175,10 +178,11 @@ class TeamModule(L.LightningModule):
 
     def evaluate(self, rows: Sequence[IndexedRow]) -> dict[str, float]:
         """Play every row once, on one path, and return the `eval/...` metrics. Changes neither weights nor counters."""
-        evaluation = self._evaluation()
-        evaluation.play(rows, self.config.eval_batch_size)
-        self.loaded_team().rest()
-        return evaluation.metrics()
+        with self.phases.measure("evaluation", whole=True):
+            evaluation = self._evaluation()
+            evaluation.play(rows, self.config.eval_batch_size)
+            self.loaded_team().rest()
+            return evaluation.metrics()
 
     def on_validation_epoch_start(self) -> None:
         self._validation = self._evaluation()
@@ -198,7 +202,9 @@ class TeamModule(L.LightningModule):
         """Load the agents, once."""
         if self.team is None:
             self.team = Team.build(**self._team_arguments, seed=self.seed)
-            self.learners = [Learner(self.team, policy, self.config, self.seed) for policy in self.team.policies]
+            self.learners = [
+                Learner(self.team, policy, self.config, self.seed, self.phases) for policy in self.team.policies
+            ]
             self.expansion = Expansion(
                 TransformersEngine(
                     self.team,
@@ -212,6 +218,7 @@ class TeamModule(L.LightningModule):
                 self._transition,
                 self.config.num_agents,
                 self.config.prompt_overflow,
+                phases=self.phases,
             )
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

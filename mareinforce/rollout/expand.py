@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import MareinforceWarning, OverlongPrompt, PromptError
+from mareinforce.phases import Phases
 from mareinforce.rewards.contract import JointAnswers, Reward
 from mareinforce.rollout.joint import joint_actions
 from mareinforce.rollout.prompts import Formatters, with_others_words
@@ -69,16 +70,20 @@ class Expansion:
     num_agents: int
     overflow: Literal["error", "truncate_left", "stop_branch"] = "error"
     overlong: Counter[str] = field(default_factory=Counter)  # prompts too long for their model, by purpose
+    phases: Phases = field(default_factory=Phases)
 
     def grow(self, rows: Sequence[IndexedRow], episode: Episode) -> list[Node]:
         """Roll out every row. Returns one tree a row, in order, with rewards and without returns."""
         roots = [self._root(index, row, episode.purpose) for index, row in rows]
         level = roots
         for turn in range(episode.num_turns):
-            self._sample(level, episode)
-            self._score(level, turn, episode)
+            with self.phases.measure("generation"):
+                self._sample(level, episode)
+            with self.phases.measure("reward"):
+                self._score(level, turn, episode)
             if turn + 1 < episode.num_turns:
-                level = self._expand(level, episode)
+                with self.phases.measure("transition"):
+                    level = self._expand(level, episode)
         return roots
 
     def first_prompts(self, index: int, row: Row, purpose: str = "check") -> list[Answers | None]:

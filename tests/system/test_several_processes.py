@@ -74,6 +74,7 @@ def test_two_processes_make_the_updates_of_one(both, alone, name):
 @pytest.mark.parametrize("name", two_ranks.SAME)
 def test_metrics_and_rollouts_are_those_of_one_process(both, alone, name):
     rows, expected = read(both.rank_0[name]), read(alone[name])
+    assert ("turn_1/stopped_fraction" in rows[0]) == (name in ("trees", "tree weights"))
     assert [list(row) for row in rows] == [list(row) for row in expected]
     for row, other in zip(rows, expected, strict=True):
         for column in row:
@@ -125,7 +126,11 @@ def test_evaluation_is_played_by_one_and_changes_nothing(both):
     assert torch.equal(both.rank_0["evaluated"]["steps"][-1], both.rank_0["buffers"]["steps"][-1])
     rows = read(both.rank_0["evaluated"])
     assert sum(row["eval/turn_1/reward_mean"] != "" for row in rows) == 4  # every second of four batches, twice
-    lines = (Path(both.rank_0["evaluated"]["folder"]) / "eval.jsonl").read_text().splitlines()
+    folder = Path(both.rank_0["evaluated"]["folder"])
+    assert sorted(path.name for path in (folder / "best_agents").iterdir()) == ["agent_0", "agent_1"]
+    assert len(list((folder / "trees").iterdir())) == len(both.rank_0["evaluated"]["steps"])
+    assert len((folder / "completions.jsonl").read_text().splitlines()) == 2 * len(both.rank_0["evaluated"]["steps"])
+    lines = (folder / "eval.jsonl").read_text().splitlines()
     assert len(lines) == 2 * len(two_ranks.ROWS[:3])
 
 

@@ -110,6 +110,7 @@ def test_each_agent_is_clipped_by_itself(limit, moved):
         update = compute_gradient(team, optimizer, batch, config, 0)
         apply_gradient(team, optimizer, update)
         assert update.metrics[agent]["grad_norm"] == pytest.approx(norm, rel=1e-5)  # before clipping
+        assert update.metrics[agent]["grad_norm_clipped"] == pytest.approx(moved[agent], rel=2e-5)
         # clipped as one vector with the other agent's they would be 0.99995 and 0.0099995
         assert distance(before[agent], models[agent]) == pytest.approx(moved[agent], rel=2e-5)
 

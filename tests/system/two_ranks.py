@@ -15,7 +15,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from mareinforce.callbacks import RolloutLog
+from mareinforce.callbacks import CompletionTable, EarlyTerminationLogger, EvaluationCallback, RolloutLog, TreeView
 
 from mareinforce.checkpoint import TeamCheckpoint
 from mareinforce.errors import MareinforceError
@@ -92,7 +92,12 @@ def run(folder: Path, name: str, reward: Any = by_text, *, resume: Any = None, *
         formatters=[lambda row: row["prompt"], speaks_up] if name.endswith("some idle") else None,
         eval_dataset=ROWS[:3],
         shuffle=False,
-        callbacks=[seen, RolloutLog(), *options.pop("callbacks", [TeamCheckpoint(every_n_batches=1, keep_last=99)])],
+        callbacks=[
+            seen,
+            RolloutLog(),
+            EarlyTerminationLogger(),
+            *options.pop("callbacks", [TeamCheckpoint(every_n_batches=1, keep_last=99)]),
+        ],
         **{**FIELDS, **options},
     )
     told: dict[str, Any] = {"error": None}
@@ -120,9 +125,11 @@ def in_two(folder: Path, local: int) -> dict[str, Any]:
     found["unbroken"] = run(folder, "unbroken", noisy, rollout_buffer_size=3, **two)
     checkpoint = Path(found["unbroken"]["folder"]) / "checkpoints" / "batch=5-updates=2.ckpt"
     found["resumed"] = run(folder, "unbroken", noisy, resume=checkpoint, rollout_buffer_size=3, **two)
+    looking = [EvaluationCallback(save_best=True), TreeView(1), CompletionTable(1, console=False)]
     found["evaluated"] = run(
-        folder, "evaluated", callbacks=[ProtocolEvaluation(EvalProtocol(at_start=True))], eval_interval=2, **two
-    )
+        folder, "evaluated", callbacks=[ProtocolEvaluation(EvalProtocol(at_start=True)), *looking], eval_interval=2,
+        **two,
+    )  # fmt: skip
 
     def fails(*texts: list[str], batch_items: list[dict[str, Any]]) -> list[float]:
         if local == 1 and batch_items[0]["prompt"] == "by":

@@ -21,7 +21,7 @@ from mareinforce.checkpoint import TeamCheckpoint
 from mareinforce.cli import MareinforceCLI
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.ddp import TeamDDP
-from mareinforce.errors import ConfigError, MareinforceError
+from mareinforce.errors import ConfigError, MareinforceError, MareinforceWarning
 from mareinforce.parse_errors import nearest_key
 from mareinforce.progress import RunProgress
 from mareinforce.reporting import quiet
@@ -281,6 +281,28 @@ def test_progress_is_shown_unless_another_bar_is_listed_or_none_is_wanted(folder
     assert bars(parse()) == [RunProgress]
     assert bars(parse(text=f"trainer: {{callbacks: [{other}]}}")) == [TQDMProgressBar]
     assert bars(parse("--trainer.enable_progress_bar", "false")) == []
+
+
+def test_what_people_look_at_is_there_unless_it_is_listed_otherwise(folder: Path) -> None:
+    def listed(cli: MareinforceCLI) -> dict[str, Any]:
+        own = [one for one in cli.trainer.callbacks if type(one).__module__.startswith("mareinforce.callbacks")]
+        found = {type(one).__name__: one for one in own}
+        assert len(found) == len(own)
+        return found
+
+    assert sorted(listed(parse())) == ["EarlyTerminationLogger", "EvaluationCallback", "TurnRewardCurves"]
+    other = "{class_path: mareinforce.callbacks.TurnRewardCurves, init_args: {file_name: mine.png}}"
+    found = listed(parse(text=f"trainer: {{callbacks: [{other}]}}"))
+    assert sorted(found) == ["EarlyTerminationLogger", "EvaluationCallback", "TurnRewardCurves"]
+    assert found["TurnRewardCurves"].file_name == "mine.png"
+    assert listed(parse("--trainer.callbacks+=mareinforce.callbacks.ThroughputMonitor")).keys() > {"TurnRewardCurves"}
+
+
+def test_a_run_goes_without_callbacks_that_cannot_be_imported(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr("mareinforce.default_callbacks.PACKAGE", "mareinforce.no_callbacks")
+    with pytest.warns(MareinforceWarning, match=r"are left out. Install with pip install -e"):
+        cli = parse()
+    assert not [one for one in cli.trainer.callbacks if type(one).__module__.startswith("mareinforce.callbacks")]
 
 
 def test_lightning_does_not_evaluate_by_itself(folder: Path) -> None:

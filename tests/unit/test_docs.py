@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from mareinforce.callbacks import EarlyTerminationLogger, EvaluationCallback, ThroughputMonitor
 
-from mareinforce import MAGRPOConfig, MAGRPOTrainer
+from mareinforce import MAGRPOConfig, MAGRPOTrainer, callbacks
 from mareinforce.csv_log import read_metrics
 from tests.models import table_model, table_tokenizer
 
@@ -105,7 +108,7 @@ class TestConfiguration:
 
 @pytest.fixture(scope="module")
 def logged_columns(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The columns of a run that logs everything: two turns, old samples, importance weights, evaluation."""
+    """The columns of a run that logs everything: two turns, old samples, importance weights, evaluation, callbacks."""
     texts = ["<eos>", "go", "a", "b"]
 
     def reward(first: list[str], second: list[str]) -> dict[str, list[float]]:
@@ -124,7 +127,9 @@ def logged_columns(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         args=MAGRPOConfig(
             num_train_epochs=1,
             max_new_tokens=2,
-            early_termination_threshold=None,
+            early_termination_threshold=0.5,
+            early_termination_on="joint_action",
+            early_termination_value="hold",
             importance_sampling="token",
             reference_kl_enabled=True,
             prompt_overflow="truncate_left",
@@ -134,12 +139,14 @@ def logged_columns(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ),
         default_root_dir=tmp_path_factory.mktemp("runs"),
         accelerator="cpu",
+        callbacks=[EarlyTerminationLogger(), EvaluationCallback(), ThroughputMonitor()],
     )
     trainer.train()
     assert trainer.run_folder is not None
     rows = read_metrics(trainer.run_folder / "metrics.csv")
     assert any(float(row["agent_0/sample_age"] or 0) > 0 for row in rows)
-    return [column.replace("COMPONENT", "<component>").replace("NAME", "<name>") for column in rows[0]]
+    columns = [column.replace("COMPONENT", "<component>").replace("NAME", "<name>") for column in rows[0]]
+    return [*columns, "memory/device_gib"]  # not on a CPU
 
 
 class TestMetrics:
@@ -150,6 +157,20 @@ class TestMetrics:
         assert wrong_columns(METRICS, [*logged_columns, "agent_7/made_up"]) == ["agent_i/made_up is missing"]
         fewer = [column for column in logged_columns if not column.endswith("/grad_norm")]
         assert wrong_columns(METRICS, fewer) == ["agent_i/grad_norm is not logged"]
+
+
+class TestCallbacks:
+    def test_every_callback_is_made_as_its_section_says(self):
+        text = (DOCS / "callbacks.md").read_text(encoding="utf-8")
+        blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+        blocks = [block["trainer"]["callbacks"] if isinstance(block, dict) else block for block in blocks]
+        made = []
+        for path, options in ((one["class_path"], one.get("init_args", {})) for block in blocks for one in block):
+            package, name = path.rsplit(".", 1)
+            made.append(getattr(importlib.import_module(package), name)(**options))
+        kinds = {type(one).__name__ for one in made}
+        assert kinds == set(callbacks.__all__) - {"RolloutLog"}  # which has a page of its own
+        assert all(f"## {name}\n" in text for name in kinds)
 
 
 class TestExamples:

@@ -29,6 +29,7 @@ LAYERS = [
         "assets",
         "devices",
         "whole_files",
+        "phases",
         "random_states",
         "ranks",
         "ddp",
@@ -50,6 +51,7 @@ LAYERS = [
         "rollout_table",
         "notices",
         "evaluation",
+        "curves",
     },
     {"eval_statistics", "eval_summary", "eval_protocol"},
     {"learner", "run_state"},
@@ -65,8 +67,9 @@ LAYERS = [
         "own_arguments",
         "eval_arguments",
         "saved_config",
+        "default_callbacks",
     },
-    {"fit", "evaluate"},
+    {"fit", "evaluate", "plot"},
 ]
 """Rooms of one set may import each other and everything in the sets above."""
 

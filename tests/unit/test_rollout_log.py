@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from mareinforce.callbacks import RolloutLog
-from mareinforce.callbacks.rollout_log import BoundedLines
+from mareinforce.callbacks.bounded_lines import BoundedLines
 
 import mareinforce
 from mareinforce.errors import ConfigError, DataError, MareinforceWarning
@@ -58,7 +58,7 @@ class TestLine:
 class TestBoundedLines:
     def test_lines_are_added_in_one_write(self, tmp_path, monkeypatch):
         written: list[bytes] = []
-        lines = BoundedLines(tmp_path / "new" / "rollouts.jsonl", 1000)
+        lines = BoundedLines(tmp_path / "new" / "rollouts.jsonl", 1000, "RolloutLog")
         write = lines._write
         monkeypatch.setattr(lines, "_write", lambda block: written.append(block) or write(block))
         lines.append([line(1), line(2)])
@@ -67,7 +67,7 @@ class TestBoundedLines:
         assert steps(lines.path) == [1, 2, 3]
 
     def test_a_file_is_full_when_the_next_line_would_pass_the_bound(self, tmp_path):
-        lines = BoundedLines(tmp_path / "rollouts.jsonl", 3 * len(line(1)))
+        lines = BoundedLines(tmp_path / "rollouts.jsonl", 3 * len(line(1)), "RolloutLog")
         lines.append([line(1), line(2), line(3)])
         assert (steps(lines.older), steps(lines.path)) == (None, [1, 2, 3])
         lines.append([line(4)])
@@ -77,7 +77,7 @@ class TestBoundedLines:
         assert sorted(file.name for file in tmp_path.iterdir()) == ["rollouts.1.jsonl", "rollouts.jsonl"]
 
     def test_a_line_that_fits_nowhere_is_left_out_with_one_warning(self, tmp_path):
-        lines = BoundedLines(tmp_path / "rollouts.jsonl", 100)
+        lines = BoundedLines(tmp_path / "rollouts.jsonl", 100, "RolloutLog")
         with pytest.warns(MareinforceWarning, match=r"max_bytes=100: .* Set max_bytes above that") as said:
             lines.append([line(1), line(2, width=100), line(3, width=100), line(4)])
         assert len(said) == 1
@@ -86,7 +86,7 @@ class TestBoundedLines:
 
     @pytest.mark.parametrize(("env_step", "kept"), [(1, [1]), (2, [1, 2]), (9, [1, 2, 3])])
     def test_going_on_takes_out_what_is_newer(self, tmp_path, env_step, kept):
-        lines = BoundedLines(tmp_path / "rollouts.jsonl", 1000)
+        lines = BoundedLines(tmp_path / "rollouts.jsonl", 1000, "RolloutLog")
         lines.append([line(1), line(2), line(3)])
         lines.path.write_bytes(lines.path.read_bytes() + line(1)[:-1])  # never finished
         lines.go_on_from(env_step)
@@ -97,7 +97,7 @@ class TestBoundedLines:
     @pytest.mark.parametrize("env_step", range(1, 10))
     def test_two_files_are_again_what_they_were_at_that_step(self, tmp_path, env_step):
         def after(folder: str, *batches: int) -> BoundedLines:
-            lines = BoundedLines(tmp_path / folder / "rollouts.jsonl", 4 * len(line(1)))
+            lines = BoundedLines(tmp_path / folder / "rollouts.jsonl", 4 * len(line(1)), "RolloutLog")
             for batch in batches:
                 lines.append([line(batch)])
             return lines
@@ -112,29 +112,29 @@ class TestBoundedLines:
             assert (steps(lines.older), steps(lines.path)) == ([5, 6, 7, 8], [9])
 
     def test_files_without_a_line_left_are_gone(self, tmp_path):
-        lines = BoundedLines(tmp_path / "rollouts.jsonl", len(line(5)))
+        lines = BoundedLines(tmp_path / "rollouts.jsonl", len(line(5)), "RolloutLog")
         lines.append([line(5), line(6)])
         lines.go_on_from(4)
         assert list(tmp_path.iterdir()) == []
         lines.go_on_from(4)  # nothing there is no trouble
 
     def test_a_cut_that_fails_leaves_the_file(self, tmp_path, monkeypatch):
-        lines = BoundedLines(tmp_path / "rollouts.jsonl", 1000)
+        lines = BoundedLines(tmp_path / "rollouts.jsonl", 1000, "RolloutLog")
         lines.append([line(1), line(2)])
 
         def fails(*_: Any) -> None:
             raise OSError("killed")
 
-        monkeypatch.setattr("mareinforce.callbacks.rollout_log.os.replace", fails)
+        monkeypatch.setattr("mareinforce.callbacks.bounded_lines.os.replace", fails)
         with pytest.raises(OSError, match="killed"):
             lines.go_on_from(1)
         assert steps(lines.path) == [1, 2]
 
     def test_a_new_run_refuses_anothers_lines(self, tmp_path):
-        lines = BoundedLines(tmp_path / "rollouts.jsonl", 1000)
+        lines = BoundedLines(tmp_path / "rollouts.jsonl", 1000, "RolloutLog")
         lines.go_on_from(0)
         lines.append([line(1)])
-        with pytest.raises(ConfigError, match=r"rollouts.jsonl holds the rollouts of another run.*move it away"):
+        with pytest.raises(ConfigError, match=r"rollouts.jsonl holds the lines of another run.*move it away"):
             lines.go_on_from(0)
         assert steps(lines.path) == [1]
 
@@ -205,7 +205,7 @@ class TestReader:
         with pytest.raises(DataError, match=f"rollouts.jsonl, line 2: {words}"):
             read_rollouts(path)
         with pytest.raises(DataError, match=words):
-            BoundedLines(path, 1000).go_on_from(5)
+            BoundedLines(path, 1000, "RolloutLog").go_on_from(5)
         assert path.read_bytes().endswith(text)
 
     def test_a_file_that_is_not_there_is_said(self, tmp_path):
