@@ -7,20 +7,28 @@ from collections.abc import Collection
 
 from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import ConfigError, did_you_mean
+from mareinforce.phases import PHASES
 
 COUNTERS = ("step", "epoch", "batch", "updates")
-TURN = ("reward_mean", "expected_return", "raw_reward_mean", "coverage", "reward_mean_carried")
+TURN = (
+    *("reward_mean", "expected_return", "raw_reward_mean", "coverage", "reward_mean_carried"),
+    *("reward_std", "expected_return_std", "raw_reward_std", "zero_signal_fraction"),
+    *("stopped_fraction", "stopped_reward_mean", "saved_joint_actions", "saved_tokens"),  # by a callback
+)
 EVAL_TURN = ("reward_mean", "expected_return")
 SKIPPED = ("skipped_rewards", "skipped_returns")
 EVAL_SKIPPED = ("skipped_rewards",)
 KL = ("reference_kl_mean", "reference_kl_penalty_mean")
 AGENT = (
-    "completion_length",
+    "updates",
+    *(f"{length}{end}" for length in ("completion_length", "ended_length") for end in ("", "_min", "_max")),
+    "advantage_std",
     "truncated_fraction",
     "zero_signal_fraction",
     "loss",
     "learning_rate",
     "grad_norm",
+    "grad_norm_clipped",
     "changed_weights_fraction",
     "entropy",
     "sampling_gap",
@@ -28,8 +36,15 @@ AGENT = (
     "stepped_fraction",
 )
 RATIO = ("importance_ratio_mean", "importance_ratio_max", "effective_sample_size")
+MONITORED = (
+    *("tokens", "seconds", "tokens_per_second", "generation_tokens_per_second", "reward_wait_fraction"),
+    *(f"seconds/{phase}" for phase in (*PHASES, "other")),
+    *("memory/process_gib", "memory/device_gib"),
+)
+"""What ThroughputMonitor adds."""
+BEST = ("eval/best", "eval/best_step")
 
-_COMPONENT = re.compile(r"turn_(\d+)/.+_mean")
+_COMPONENT = re.compile(r"turn_(\d+)/.+_(mean|std)")
 _OURS = re.compile(r"(turn_\d+|agent_\d+|eval)/.*")
 
 
@@ -45,8 +60,8 @@ def known_metrics(config: MAGRPOConfig) -> list[str]:
         names += [f"agent_{agent}/{name}" for name in (*own, *(f"{turn}/{name}" for turn in turns for name in kl))]
     if config.eval_interval and config.eval_num_samples:
         evaluated = (*EVAL_TURN, *(EVAL_SKIPPED if skips else ()))
-        names += [f"eval/{turn}/{name}" for turn in turns for name in evaluated]
-    return names
+        names += [f"eval/{turn}/{name}" for turn in turns for name in evaluated] + list(BEST)
+    return names + list(MONITORED)
 
 
 def check_before(

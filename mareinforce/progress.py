@@ -52,6 +52,11 @@ class RunProgress(ProgressBar):
         self._rows = 0  # of metrics.csv, told already
         self._tokens, self._batch_began, self._row_began = 0, 0.0, 0.0
 
+    @property
+    def is_enabled(self) -> bool:
+        """Is anything shown?"""
+        return self._enabled
+
     def disable(self) -> None:
         self._enabled = False
 

@@ -61,8 +61,13 @@ def run_folder_of_rank(parent: str | os.PathLike[str]) -> Path:
 
 def discard_if_nothing_came(folder: Path) -> None:
     """Remove a run folder with a config.yaml at most: its run was refused, or failed before anything was logged."""
-    left = {entry.name for entry in folder.iterdir()} if folder.is_dir() else None
-    if left is not None and left <= {CONFIG_FILE}:
+    if not folder.is_dir():
+        return
+    entries = list(folder.iterdir())
+    empty = [entry for entry in entries if entry.is_dir() and not any(entry.iterdir())]
+    if {entry.name for entry in entries if entry not in empty} <= {CONFIG_FILE}:
+        for entry in empty:  # made ready for checkpoints
+            entry.rmdir()
         (folder / CONFIG_FILE).unlink(missing_ok=True)
         folder.rmdir()
 

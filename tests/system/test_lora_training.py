@@ -223,7 +223,7 @@ class TestSharedPolicy:
     def test_one_optimizer_steps_once_on_the_sum_over_agents_of_the_mean_over_nodes(self, tmp_path, base, monkeypatch):
         seen = []
 
-        def watched(team, optimizer, batch, config, policy_version, ranks):
+        def watched(team, optimizer, batch, config, policy_version, *rest):
             (policy,) = team.policies
             named = list(team.weights(policy).values())
             losses = {
@@ -231,7 +231,7 @@ class TestSharedPolicy:
             }
             total = sum(sum(own) / len(own) for own in losses.values())
             wanted = torch.autograd.grad(total, named)
-            update = compute_gradient(team, optimizer, batch, config, policy_version, ranks)
+            update = compute_gradient(team, optimizer, batch, config, policy_version, *rest)
             found = [[weight.grad.clone() for weight in named]]
             seen.append((len(batch), wanted, found, sum(update.losses.values()), float(total.detach())))
             return update

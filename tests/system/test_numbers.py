@@ -51,7 +51,7 @@ def stopped(tmp_path, made, match):
 
     def watched(samples):
         before[:] = [weights([made.module.team.network(agent) for agent in range(2)]), moments(made)]
-        learn(samples)
+        return learn(samples)
 
     made.module.learn = watched
     with pytest.raises(NonFiniteError, match=match):

@@ -17,7 +17,7 @@ EVERYTHING = MAGRPOConfig(
     on_reward_error="skip",
 )
 LITTLE = MAGRPOConfig(num_turns=1, eval_interval=0)
-OPEN = {"turn_k/<component>_mean", "eval/<name>"}
+OPEN = {"turn_k/<component>_mean", "turn_k/<component>_std", "eval/<name>"}
 
 
 def before(name, config=LITTLE, *, evaluates=False, aggregates=False, others=False):
