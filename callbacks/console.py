@@ -26,6 +26,8 @@ def print_beside_progress(trainer: Any, text: str) -> None:
     """Print without breaking the progress bar, if there is one."""
     bar = trainer.progress_bar_callback
     if bar is not None and getattr(bar, "is_enabled", True):
-        bar.print(text)
+        from rich.text import Text
+
+        bar.print(Text.from_ansi(text))  # not as a string, in which rich would look for its own tags
     else:
         print(text)

@@ -21,9 +21,10 @@ class RunHeader(L.Callback):
         module: Any = pl_module
         data: Any = getattr(trainer, "datamodule", None)
         rows = None if data is None else sum(1 for _ in data.train_rows())
+        folder = trainer.log_dir  # asked on every rank: it is rank 0's
         if trainer.is_global_zero:
             print("\n".join(header(module.loaded_team(), module.config, module.agent_names())))
-            print(f"run folder  {trainer.log_dir}{_how_far(module)}{_how_long(rows, trainer)}", flush=True)
+            print(f"run folder  {folder}{_how_far(module)}{_how_long(rows, trainer)}", flush=True)
 
 
 def header(team: Team, config: MAGRPOConfig, names: list[str]) -> list[str]:

@@ -164,8 +164,8 @@ class MAGRPOTrainer:
         }
         self.run_folder: Path | None = None
         """Where the last `train` wrote config.yaml, metrics.csv and its checkpoints."""
-        self._wandb = None if wandb_config is None else WandbSettings.of(wandb_config)
         refuse_secrets(None if wandb_config is None else dict(wandb_config), "wandb_config")
+        self._wandb = None if wandb_config is None else WandbSettings.of(wandb_config)
         self._root, self._callbacks, self._accelerator = default_root_dir, list(callbacks), accelerator
         self._talks = enable_progress_bar
 

@@ -33,11 +33,12 @@ class WriteRunConfig(L.Callback):
         self._configuration, self._trainer_name = named(configuration), trainer_name
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        folder = trainer.log_dir  # asked on every rank: it is rank 0's
         if stage == "fit" and trainer.is_global_zero:
-            assert trainer.log_dir is not None
+            assert folder is not None
             text = yaml.safe_dump(self._configuration, sort_keys=False, allow_unicode=True)
             above = _ABOVE.format(trainer=self._trainer_name)
-            write_whole(Path(trainer.log_dir) / CONFIG_FILE, above + text)
+            write_whole(Path(folder) / CONFIG_FILE, above + text)
             log_hyperparameters(trainer.loggers, self._configuration)
 
 

@@ -239,6 +239,10 @@ def test_what_was_skipped_is_counted_and_in_no_mean():
     assign_returns(root, num_turns=2, discount=0.5, hold=False)
     assert node_metrics(root) == {
         "turn_1/part_mean": 4.0,
+        "turn_1/part_std": pytest.approx(math.sqrt(26 / 3)),
+        "turn_1/reward_std": pytest.approx(math.sqrt(14 / 9)),
+        "turn_1/raw_reward_std": pytest.approx(math.sqrt(14 / 9)),
+        "turn_1/expected_return_std": 1.875,
         "turn_1/reward_mean": pytest.approx(7 / 3),
         "turn_1/raw_reward_mean": pytest.approx(7 / 3),
         "turn_1/expected_return": pytest.approx((1.75 + 5.5) / 2),

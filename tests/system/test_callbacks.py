@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -51,19 +51,20 @@ def agree(first: list[str], second: list[str]) -> list[float]:
 class TestTogether:
     def test_they_change_nothing_that_is_learned_in_whatever_order(self, tmp_path):
         def of(callbacks: list[Any]) -> tuple[Any, Any]:
-            torch.manual_seed(0), random.seed(0)
+            torch.manual_seed(0), np.random.seed(0)
             models, tokenizer = _llamas()
             made = train(tmp_path, rank, (models, tokenizer), rows=("a", "b", "c d"), callbacks=callbacks, **TURNS,
                          early_termination_threshold=0.5, eval_dataset=["a", "c"], eval_interval=2, max_new_tokens=2,
-                         early_termination_value="hold", early_termination_on="joint_action")  # fmt: skip
-            return weights(models), (made, random.random())
+                         early_termination_value="hold", early_termination_on="joint_action",
+                         enable_progress_bar=False)  # fmt: skip
+            return weights(models), (made, (float(np.random.random()), float(torch.rand(1))))
 
         (plain, (bare, drawn)), (one, (made, drawn_too)), (other, (turned, _)) = (
             of(callbacks) for callbacks in ([], every_callback(), list(reversed(every_callback())))
         )
         for learned in (one, other):
             assert all(torch.equal(w, a[n]) for p, a in zip(plain, learned, strict=True) for n, w in p.items())
-        assert drawn == drawn_too  # nor a global random stream
+        assert drawn == drawn_too  # nor a global stream; of Python's, beartype draws while testing
         names = {name for row in metrics(bare) for name in row}
         found, same = metrics(made), metrics(turned)
         assert [{n: row[n] for n in row if n in names} for row in found] == metrics(bare)
@@ -72,7 +73,7 @@ class TestTogether:
             {n: v for n, v in row.items() if not timed.search(n)} for row in same
         ]
         assert sorted(path.name for path in made.run_folder.iterdir()) == [
-            "checkpoints", "completions.jsonl", "metrics.csv", "reward_curves.png", "rollouts.jsonl", "trees",
+            "checkpoints", "completions.jsonl", "config.yaml", "metrics.csv", "reward_curves.png", "rollouts.jsonl", "trees",
         ]  # fmt: skip
 
     @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
@@ -126,7 +127,8 @@ class TestTogether:
         }  # fmt: skip
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         assert fit.main(["--config", "recipe.yaml"]) == 0
-        out = capsys.readouterr().out
+        captured = capsys.readouterr()
+        out = captured.out + captured.err
         assert "joint answers at environment step 2" in out
         assert "Rollout tree of row" in out
         assert len(list((tmp_path / "runs/run_0001/trees").iterdir())) == 2
@@ -352,7 +354,8 @@ class TestCompletions:
     def test_the_console_shows_texts_rewards_and_what_was_cut(self, tmp_path, capsys):
         models, tokenizer = _llamas()
         train(tmp_path, agents=(models, tokenizer), rows=("a b",), max_new_tokens=2, callbacks=[CompletionTable()])
-        out = capsys.readouterr().out
+        captured = capsys.readouterr()
+        out = captured.out + captured.err
         assert "joint answers at environment step 2" in out
         assert "[cut]" in out
         assert "\x1b" not in out.split("joint answers")[1].split("Trainer.fit")[0]  # no terminal: no colours

@@ -149,6 +149,8 @@ def test_nothing_of_ours_loads_what_could_run():
     files = [*(ROOT / "mareinforce").rglob("*.py"), *(ROOT / "callbacks").rglob("*.py")]
     found = {file.name: unsafe(file.read_text()) for file in files}
     assert found.pop("sandbox_child.py") == ["exec"]  # which is what a sandbox is for
+    for name in ("call_child.py", "call_process.py"):  # a run and its own worker processes, over a pipe
+        assert set(found.pop(name)) == {"pickle.loads"}
     assert {name: calls for name, calls in found.items() if calls} == {}
     assert len(found) > 40
     assert unsafe("torch.load(path)\ntorch.load(path, weights_only=False)\nyaml.load(text, Loader=yaml.Loader)") != []
