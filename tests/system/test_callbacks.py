@@ -73,7 +73,8 @@ class TestTogether:
             {n: v for n, v in row.items() if not timed.search(n)} for row in same
         ]
         assert sorted(path.name for path in made.run_folder.iterdir()) == [
-            "checkpoints", "completions.jsonl", "config.yaml", "metrics.csv", "reward_curves.png", "rollouts.jsonl", "trees",
+            "checkpoints", "completions.jsonl", "config.yaml", "metrics.csv", "reward_curves.png", "rollouts.jsonl",
+            "trees",
         ]  # fmt: skip
 
     @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
