@@ -153,6 +153,7 @@ def run_case(case: Case, folder: Path) -> str:
             args=MAGRPOConfig(**{**SHORT, "num_agents": case["agents"], **case["config"]}),
             default_root_dir=folder,
             accelerator="cpu",
+            enable_progress_bar=False,
         )
         trainer.train()
         return TRAINED
@@ -239,13 +240,8 @@ def main() -> int:
     torch.set_num_threads(1)
     quietly()
     began = time.monotonic()
-    out = sys.stdout
-    with tempfile.TemporaryDirectory() as folder, open("/dev/null", "w") as nowhere:
-        sys.stdout = nowhere  # Lightning's progress bars
-        try:
-            found = campaign(Path(folder), options.count, options.seed, lambda text: print(text, file=out, flush=True))
-        finally:
-            sys.stdout = out
+    with tempfile.TemporaryDirectory() as folder:
+        found = campaign(Path(folder), options.count, options.seed, lambda text: print(text, flush=True))
     print(f"{'outcome':<24} runs")
     for name, number in list(found.items())[3:]:
         print(f"{name:<24} {number}")

@@ -126,6 +126,7 @@ def soak(
         ],
         default_root_dir=folder,
         accelerator="cpu",
+        enable_progress_bar=False,
     )
     trainer.train()
     rows = [row for row in meter.rows if row["step"] >= warm_up]
