@@ -84,13 +84,13 @@ class CompletionTable(L.Callback):
                 self._history.extend(record for _, record in whole_lines(file))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Show some of the batch's joint answers, if it is time."""
+        """Show some of the batch's joint answers (with several processes of those of the first), if it is time."""
         step = pl_module.env_step
         if self._shown_at is not None and step - self._shown_at < self.every_n_env_steps:
             return
-        self._shown_at = step
-        if self._lines is None:
+        if self._lines is None or not outputs["trees"]:
             return
+        self._shown_at = step
         choice = random.Random(f"{pl_module.seed}-{step}")
         chosen = sampled_joint_actions(outputs["trees"], self.num_samples, choice)
         where = {"epoch": trainer.current_epoch, "batch": pl_module.batches}
@@ -149,18 +149,27 @@ def joint_records(
     ]
 
 
+def credit_of(sample: NodeSample | None, k: int) -> tuple[float, float] | tuple[None, None]:
+    """Return and advantage of a node's k-th completion; None where it was left out because a reward was skipped."""
+    kept = () if sample is None else sample.ks or tuple(range(len(sample.completions)))
+    if sample is None or k not in kept:
+        return None, None
+    return float(sample.returns[kept.index(k)]), float(sample.advantages[kept.index(k)])
+
+
 def _said(node: Node, j: int, agent: int, sample: NodeSample | None) -> Record | None:
     answers, k = node.answers[agent], node.joint_actions[j][agent]
     if answers is None or k is None:
         return None
     completion = answers.completions[k]
+    own_return, advantage = credit_of(sample, k)
     return {
         "prompt": answers.prompt,
         "completion": completion.text,
         "ended": completion.ended,
         "tokens": len(completion.ids),
-        "return": None if sample is None else float(sample.returns[k]),
-        "advantage": None if sample is None else float(sample.advantages[k]),
+        "return": own_return,
+        "advantage": advantage,
     }
 
 
@@ -179,6 +188,11 @@ def plain(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in prompt)
+
+
+def number(value: float | None) -> str:
+    """A reward or a return for people."""
+    return "skipped" if value is None else f"{value:.4g}"
 
 
 def shortened(text: str, limit: int) -> str:
@@ -217,8 +231,8 @@ def console_table(records: Sequence[Record], limit: int) -> Any:
                 str(agent),
                 Text("the same" if same else shortened(plain(said["prompt"]), limit // 2), style="dim"),
                 answer,
-                f"{record['reward']:.4g}" if index == 0 else "",
-                f"{record['return']:.4g}" if index == 0 else "",
+                number(record["reward"]) if index == 0 else "",
+                number(record["return"]) if index == 0 else "",
                 "" if advantage is None else Text(f"{advantage:+.3f}", style="green" if advantage > 0 else "red"),
                 end_section=index + 1 == len(speaking),
             )

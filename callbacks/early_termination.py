@@ -12,7 +12,7 @@ from mareinforce.callbacks.sums import Sums
 from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import ConfigError
 from mareinforce.metrics import mean, node_tokens
-from mareinforce.rollout.tree import Node, nodes_by_level
+from mareinforce.rollout.tree import Node, nodes_by_level, valid
 from mareinforce.types import NodeSample
 
 _SUMS = ("nodes", "stopped", "reward", "joint_actions", "tokens")
@@ -99,7 +99,9 @@ class EarlyTerminationLogger(L.Callback):
         self._sums.go_on_from(state_dict["sums"], first=_is_first_process())
 
     def _say_if_all_stop(self, trees: Sequence[Node], config: MAGRPOConfig) -> None:
-        rewards = [reward for root in trees for reward in root.rewards]
+        rewards = valid([reward for root in trees for reward in root.rewards])
+        if not rewards:  # this rank has no row, or its rewards failed
+            return
         self._lowest = min(self._lowest, *rewards)
         if not all(all(root.stopped) for root in trees):
             self._in_a_row, self._rewards = 0, 0.0
@@ -121,17 +123,18 @@ class EarlyTerminationLogger(L.Callback):
 def stopped_at(node: Node, num_turns: int) -> dict[str, float]:
     """What is stopped at a node before the last turn, and what that saves at most.
 
-    Returns 1 node; the share of its joint actions that are `stopped` (with node_mean all or none); their `reward`
-    divided by J; the `joint_actions` and `tokens` of the nodes that would have followed had every turn been played by
-    all, each taken to be of this node's size.
+    Returns 1 node; the share of its joint actions that are `stopped` (with node_mean all or none); their mean `reward`
+    times that share; the `joint_actions` and `tokens` of the nodes that would have followed had every turn been played
+    by all, each taken to be of this node's size.
     """
     size = len(node.joint_actions)
     lost = sum(node.stopped) * sum(size**turns for turns in range(num_turns - 1 - node.turn))  # nodes
-    reward = sum(reward for reward, stopped in zip(node.rewards, node.stopped, strict=True) if stopped)
+    share = sum(node.stopped) / size
+    rewards = valid([reward for reward, stopped in zip(node.rewards, node.stopped, strict=True) if stopped])
     return {
         "nodes": 1.0,
-        "stopped": sum(node.stopped) / size,
-        "reward": reward / size,
+        "stopped": share,
+        "reward": share * mean(rewards) if rewards else 0.0,
         "joint_actions": float(lost * size),
         "tokens": float(lost * node_tokens(node)),
     }

@@ -58,6 +58,7 @@ class EvaluationCallback(L.Callback):
         self.best_step: int | None = None
         """The environment step it was found at."""
         self._evaluated_at: int | None = None  # environment step
+        self._folder: Path | None = None
         self._before: dict[str, Any] | None = None  # the state before the batch that is trained now
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -69,6 +70,7 @@ class EvaluationCallback(L.Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """A new run knows nothing of one before it."""
+        self._folder = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is rank 0's
         if pl_module.env_step == 0:
             self.load_state_dict({"best": None, "best_step": None, "evaluated_at": None})
 
@@ -91,12 +93,11 @@ class EvaluationCallback(L.Callback):
         """Note what was found, and return the best so far with its step."""
         self._before = self._state()
         self._evaluated_at = module.env_step
-        trainer, value = module.trainer, metrics.get(self._monitored(module, metrics))
-        folder = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is rank 0's
+        value = metrics.get(self._monitored(module, metrics))
         if value is not None and self._is_best(value):
             self.best, self.best_step = value, module.env_step
-            if self.save_best and trainer.is_global_zero:
-                module.save_model(folder / "best_agents")
+            if self.save_best and self._folder is not None:
+                module.save_model(self._folder / "best_agents")
         if self.best is None or self.best_step is None:
             return {}
         return {"eval/best": self.best, "eval/best_step": float(self.best_step)}

@@ -36,7 +36,7 @@ class RolloutLog(L.Callback):
         self.every_n_batches = every_n_batches
         self.max_bytes = max_bytes
         self.ids = ids
-        self._lines: BoundedLines | None = None
+        self._lines: BoundedLines | None = None  # on rank 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Find the file, and take out of it what a killed run wrote after its checkpoint."""
@@ -48,8 +48,8 @@ class RolloutLog(L.Callback):
             self._lines.go_on_from(pl_module.env_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Write the batch's completions, if it is one of those that are written."""
-        if self._lines is None or pl_module.batches % self.every_n_batches:
+        """Write the batch's completions, of all ranks, if it is one of those that are written."""
+        if pl_module.batches % self.every_n_batches:
             return
         if not outputs or "trees" not in outputs:
             raise ConfigError(
@@ -64,4 +64,7 @@ class RolloutLog(L.Callback):
             batch=pl_module.batches,
             ids=self.ids,
         )
-        self._lines.append([as_line(record) for record in records])
+        own = [(record["env_step"], as_line(record)) for record in records]
+        numbered = [line for of_rank in pl_module.ranks.gather_on_first(own) for line in of_rank]
+        if self._lines is not None:
+            self._lines.append([line for _, line in sorted(numbered, key=lambda line: line[0])])

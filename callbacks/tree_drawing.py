@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mareinforce.callbacks.completion_table import number
+
 from mareinforce.rollout.tree import Node, nodes_by_level
 
 MAX_LEAVES = 256
@@ -9,11 +11,14 @@ MAX_LEAVES = 256
 _TURN_HEIGHT, _TOP, _LEFT, _DOT = 76, 22, 56, 5
 _LOW, _MIDDLE, _HIGH = (227, 119, 94), (240, 232, 214), (82, 168, 148)
 """Colours of the lowest, the middle and the highest reward, that those who do not tell red from green can tell."""
+_SKIPPED = "#b8bfcc"
 
 
-def shade(reward: float, scale: tuple[float, float]) -> str:
-    """The colour of a reward between the lowest and the highest of its tree."""
+def shade(reward: float | None, scale: tuple[float, float]) -> str:
+    """The colour of a reward between the lowest and the highest of its tree; grey for one that was skipped."""
     low, high = scale
+    if reward is None:
+        return _SKIPPED
     share = 0.5 if high <= low else (reward - low) / (high - low)
     start, end, part = (_LOW, _MIDDLE, 2 * share) if share < 0.5 else (_MIDDLE, _HIGH, 2 * share - 1)
     red, green, blue = (round(a + (b - a) * part) for a, b in zip(start, end, strict=True))
@@ -73,7 +78,7 @@ def _place(
 
 
 def _mark(node: Node, j: int, x: float, y: float, colour: str) -> str:
-    told = f"reward {node.rewards[j]:.4g}, return {node.returns[j]:.4g}"
+    told = f"reward {number(node.rewards[j])}, return {number(node.returns[j])}"
     if node.stopped[j]:
         place = f'x="{x - _DOT:.1f}" y="{y - _DOT}" width="{2 * _DOT}" height="{2 * _DOT}"'
         tip = f"<title>{told}, stopped early</title>"

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mareinforce.callbacks.completion_table import plain, shortened
+from mareinforce.callbacks.completion_table import credit_of, number, plain, shortened
 from mareinforce.callbacks.tree_drawing import drawing, shade
 
 from mareinforce.metrics import mean
-from mareinforce.rollout.tree import Node, nodes_by_level
+from mareinforce.rollout.tree import Node, nodes_by_level, valid
 from mareinforce.types import NodeSample
 
 MAX_NODES = 120
@@ -87,11 +87,12 @@ def tree_page(root: Node, samples: Sequence[NodeSample] = ()) -> TreePage:
     credit = {(sample.env_step, sample.agent): sample for sample in samples if sample.row == root.row_index}
     nodes = list(nodes_by_level(root))
     rewards = [reward for node in nodes for reward in node.rewards]
+    there = valid(rewards) or [0.0]
     first, last = root.env_step - len(root.rewards) + 1, nodes[-1].env_step
     title = f"Rollout tree of row {root.row_index}, environment steps {first} to {last}"
     facts = _facts(nodes, rewards)
     shown = {id(node) for node in nodes[:MAX_NODES]}
-    scale = (min(rewards), max(rewards))
+    scale = (min(there), max(there))
     body = _node_html(root, credit, shown, scale)
     picture = drawing(root, scale)
     html = (
@@ -101,12 +102,20 @@ def tree_page(root: Node, samples: Sequence[NodeSample] = ()) -> TreePage:
     return TreePage(title, html, "\n".join([title, facts, *_node_text(root, credit, shown)]))
 
 
-def _facts(nodes: Sequence[Node], rewards: Sequence[float]) -> str:
+def _facts(nodes: Sequence[Node], rewards: Sequence[float | None]) -> str:
     turns = 1 + nodes[-1].turn
     sizes = {"agent": len(nodes[0].answers), "turn": turns, "node": len(nodes), "joint answer": len(rewards)}
     counts = ", ".join(_count(number, thing) for thing, number in sizes.items())
     stopped = sum(sum(node.stopped) for node in nodes)
-    return f"{counts}, {stopped} of them stopped early; rewards from {min(rewards):.4g} to {max(rewards):.4g}"
+    there = valid(rewards)
+    span = f"rewards from {min(there):.4g} to {max(there):.4g}" if there else "no reward"
+    return f"{counts}, {stopped} of them stopped early; {span}"
+
+
+def _mean_reward(node: Node) -> str:
+    there = valid(node.rewards)
+    text: str = number(mean(there) if there else None)
+    return text
 
 
 def _count(number: int, thing: str) -> str:
@@ -114,8 +123,8 @@ def _count(number: int, thing: str) -> str:
 
 
 def _advantage(node: Node, j: int, agent: int, credit: Samples) -> float | None:
-    sample, k = credit.get((node.env_step, agent)), node.joint_actions[j][agent]
-    return None if sample is None or k is None else float(sample.advantages[k])
+    k = node.joint_actions[j][agent]
+    return None if k is None else credit_of(credit.get((node.env_step, agent)), k)[1]
 
 
 def _node_html(node: Node, credit: Samples, shown: set[int], scale: tuple[float, float]) -> str:
@@ -132,7 +141,7 @@ def _node_html(node: Node, credit: Samples, shown: set[int], scale: tuple[float,
     return (
         f'<details class="node"{opened}><summary><b>turn {node.turn + 1}</b><span class="dim">{after} '
         f'{_count(len(node.joint_actions), "joint answer")}, mean reward </span><span class="number">'
-        f"{mean(node.rewards):.4g}</span> {all_stopped}</summary>{prompts}{joints}</details>"
+        f"{_mean_reward(node)}</span> {all_stopped}</summary>{prompts}{joints}</details>"
     )
 
 
@@ -145,12 +154,12 @@ def _joint_html(node: Node, j: int, credit: Samples, shown: set[int], scale: tup
         below = _node_html(child, credit, shown, scale) if id(child) in shown else more
     badge = '<span class="badge stop">stopped early</span>' if node.stopped[j] else ""
     raw = node.raw_rewards[j]
-    raw_text = "" if raw == node.rewards[j] else f'<span class="dim number">raw {raw:.4g}</span>'
-    parts = ", ".join(f"{escape(name)} {values[j]:.4g}" for name, values in node.components.items())
+    raw_text = "" if raw == node.rewards[j] else f'<span class="dim number">raw {number(raw)}</span>'
+    parts = ", ".join(f"{escape(name)} {number(values[j])}" for name, values in node.components.items())
     return (
         f'<div class="joint"><div class="head"><span class="dim">joint answer {j}</span>'
-        f'<span>reward <span class="chip" style="background:{shade(node.rewards[j], scale)}">{node.rewards[j]:.4g}'
-        f'</span></span>{raw_text}<span>return <span class="number">{node.returns[j]:.4g}</span></span>'
+        f'<span>reward <span class="chip" style="background:{shade(node.rewards[j], scale)}">{number(node.rewards[j])}'
+        f'</span></span>{raw_text}<span>return <span class="number">{number(node.returns[j])}</span></span>'
         f"{f'<span class=dim>{parts}</span>' if parts else ''}{badge}</div>"
         f'<div class="agents">{agents}</div>{below}</div>'
     )
@@ -167,11 +176,11 @@ def _said_html(node: Node, j: int, agent: int, credit: Samples) -> str:
 
 
 def _node_text(node: Node, credit: Samples, shown: set[int], indent: str = "") -> list[str]:
-    lines = [f"{indent}turn {node.turn + 1}: mean reward {mean(node.rewards):.4g}"]
+    lines = [f"{indent}turn {node.turn + 1}: mean reward {_mean_reward(node)}"]
     for j in range(len(node.joint_actions)):
         last = j + 1 == len(node.joint_actions)
         stopped = "  stopped early" if node.stopped[j] else ""
-        numbers = f"reward {node.rewards[j]:.4g}  return {node.returns[j]:.4g}{stopped}"
+        numbers = f"reward {number(node.rewards[j])}  return {number(node.returns[j])}{stopped}"
         lines.append(f"{indent}{'└' if last else '├'}─ {j}  {numbers}")
         inside = f"{indent}{' ' if last else '│'}    "
         for agent, answers in enumerate(node.answers):

@@ -57,9 +57,9 @@ class TreeView(L.Callback):
         step = pl_module.env_step
         if self._shown_at is not None and step - self._shown_at < self.every_n_env_steps:
             return
-        self._shown_at = step
-        if self._folder is None:
+        if self._folder is None or not outputs["trees"]:
             return
+        self._shown_at = step
         self.page = page = tree_page(outputs["trees"][0], outputs["samples"])
         write_whole(self._folder / f"step_{step:09d}.html", page.document())
         for old in sorted(self._folder.glob("step_*.html"))[: -self.keep_last]:

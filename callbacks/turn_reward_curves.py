@@ -44,7 +44,7 @@ class TurnRewardCurves(L.Callback):
         self._drawn_at = 0.0
         self._wait = float("inf")
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the folder: asked on every rank, since it is rank 0's."""
         folder = trainer.log_dir
         self._folder = Path(folder) if folder is not None and trainer.is_global_zero else None

@@ -7,17 +7,16 @@ UserCodeError, and nothing is tried again with other arguments. Everything it is
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import inspect
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from mareinforce.errors import ConfigError, UserCodeError, did_you_mean
+from mareinforce.event_loop import run_to_completion
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -67,19 +66,31 @@ class UserFunction:
             positional, known = [leading, *positional], [name for name in known if name != leading]
         self.keywords, self.required = self._match(positional, known)
         """The known names it is given by keyword, and those of them that it cannot do without."""
+        self.is_async = _is_async(func)
+        """True if a call of it only begins, and is to be awaited."""
 
     def call(self, args: Sequence[Any], values: Mapping[str, Any], where: str) -> Any:
         """Call it once, with copies of ``args`` and of those ``values`` it takes; await what is awaitable.
 
         Raises UserCodeError from whatever it raises; ``where`` tells the reader at which turn and row.
         """
-        arguments = copy.deepcopy(list(args))
-        keywords = {name: copy.deepcopy(values[name]) for name in self.keywords if name in values}
+        arguments, keywords = self.arguments(args, values)
         try:
             result = self.func(*arguments, **keywords)
             return run_to_completion(result) if inspect.isawaitable(result) else result
         except Exception as error:
-            raise UserCodeError(f"{self.label} raised {type(error).__name__}: {error} ({where}).") from error
+            raise self.failure(error, where) from error
+
+    def arguments(self, args: Sequence[Any], values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """What one call of it is given, by position and by keyword: copies."""
+        keywords = {name: copy.deepcopy(values[name]) for name in self.keywords if name in values}
+        return copy.deepcopy(list(args)), keywords
+
+    def failure(self, error: Exception, where: str) -> UserCodeError:
+        """What is said of an error that it raised, which is the cause."""
+        told = UserCodeError(f"{self.label} raised {type(error).__name__}: {error} ({where}).")
+        told.__cause__ = error
+        return told
 
     def _parameters(self) -> list[inspect.Parameter]:
         return [] if self._signature is None else list(self._signature.parameters.values())
@@ -131,51 +142,17 @@ def brief(value: Any, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 4 :]}"
 
 
-def place(prompt: Any, turn: int | None = None, num_turns: int | None = None) -> str:
-    """Where in a run something happened, for messages: ``turn`` counts from 0 here and from 1 in the text."""
+def place(prompt: Any, turn: int | None = None, num_turns: int | None = None, path: Sequence[int] = ()) -> str:
+    """Where in a run something happened, for messages: ``turn`` counts from 0 here and from 1 in the text.
+
+    ``path``: the joint actions that led to the node, from the first turn on.
+    """
     row = f"row with prompt {brief(prompt)}"
+    if path:
+        row = f"after joint action{'s' * (len(path) > 1)} {', '.join(map(str, path))}, {row}"
     if turn is None:
         return row
     return f"turn {turn + 1}, {row}" if num_turns is None else f"turn {turn + 1} of {num_turns}, {row}"
-
-
-def run_to_completion(awaitable: Awaitable[Any]) -> Any:
-    """Await something from code that is not async, also while this thread's own loop runs, as in a notebook.
-
-    All of it runs on one loop in a thread of its own, so that what a user keeps open (an HTTP client, say) is still
-    usable in the next call. Interrupting the wait cancels what is waited for.
-    """
-    future = asyncio.run_coroutine_threadsafe(_outcome(awaitable), _event_loop())
-    try:
-        result, stop = future.result()
-    except BaseException:
-        future.cancel()
-        raise
-    if stop is not None:
-        raise stop
-    return result
-
-
-async def _outcome(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return await awaitable, None
-    except (KeyboardInterrupt, SystemExit) as stop:  # raised on the loop they would end it, and the wait would not end
-        return None, stop
-
-
-_loop: asyncio.AbstractEventLoop | None = None
-_loop_thread: threading.Thread | None = None
-_loop_lock = threading.Lock()
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-    global _loop, _loop_thread
-    with _loop_lock:
-        if _loop is None or _loop_thread is None or not _loop_thread.is_alive():  # not alive: in a forked process
-            _loop = asyncio.new_event_loop()
-            _loop_thread = threading.Thread(target=_loop.run_forever, name="mareinforce-async", daemon=True)
-            _loop_thread.start()
-        return _loop
 
 
 def _signature(func: Callable[..., Any]) -> inspect.Signature | None:
@@ -184,3 +161,9 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(func.forward if isinstance(func, nn.Module) else func)
     except (TypeError, ValueError):
         return None
+
+
+def _is_async(func: Any) -> bool:
+    while isinstance(func, functools.partial):
+        func = func.func
+    return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import warnings
@@ -14,7 +13,6 @@ from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mareinforce.agents.lora import LoRA
@@ -23,15 +21,16 @@ from mareinforce.config import MAGRPOConfig
 from mareinforce.config_links import check_twins, link_arguments, team_size
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
+from mareinforce.ddp import TeamDDP
 from mareinforce.default_callbacks import default_callbacks
 from mareinforce.errors import MareinforceError
 from mareinforce.eval_protocol import EvalProtocol, ProtocolEvaluation
 from mareinforce.module import MultiAgentReinforce
 from mareinforce.parse_errors import NUMBER, explained
 from mareinforce.reporting import TERMINATED
-from mareinforce.run_folder import new_run_folder
+from mareinforce.run_folder import new_run_folder, run_folder_of_rank
 from mareinforce.signals import StopBySignal
-from mareinforce.trainer_rules import check_trainer
+from mareinforce.trainer_rules import check_trainer, several_processes
 
 _DEFAULTS = {
     "default_root_dir": "runs",
@@ -46,7 +45,6 @@ _METHOD_SKIPS = {
     "validate": {"model", "dataloaders", "datamodule"},
 }
 _QUOTED_NUMBER = re.compile(rf"(?P<key>--[^=]+=)?(?P<quote>[\"'])(?P<number>{NUMBER})(?P=quote)")
-_RUN_FOLDER_OF_RANK_0 = "MAREINFORCE_RUN_FOLDER"
 
 
 class AgentsOfYAML(MultiAgentReinforce):
@@ -151,8 +149,12 @@ class MareinforceCLI(LightningCLI):
             kwargs["devices"] = 1
         if self.command == "fit":
             kwargs |= self._training_arguments(arguments)
+            if several_processes(arguments.as_dict()):
+                kwargs["strategy"] = TeamDDP()
         else:
             kwargs |= {"logger": False, "enable_checkpointing": False, "callbacks": []}  # callbacks are for training
+            if several_processes(arguments.as_dict()):  # of a configuration to train with
+                kwargs |= {"strategy": "auto", "devices": 1, "num_nodes": 1}
             if (protocol := self.config_init[self.command].eval) is not None:
                 self.run_folder = new_run_folder(arguments.default_root_dir, "eval")
                 kwargs["callbacks"] = [ProtocolEvaluation(protocol, self.run_folder)]
@@ -174,7 +176,8 @@ class MareinforceCLI(LightningCLI):
         if stopped.received is not None:
             kept = trainer.lightning_module is not None and trainer.lightning_module.batches > 0
             after = "--ckpt_path last goes on from there" if kept else "before a whole step, so nothing was kept"
-            sys.stderr.write(f"stopped by {stopped.received.name}; {after}\n")
+            if trainer.is_global_zero:
+                sys.stderr.write(f"stopped by {stopped.received.name}; {after}\n")
             raise SystemExit(stopped.exit_status)
 
     def validate(self, model: MultiAgentReinforce, **kwargs: Any) -> None:
@@ -205,7 +208,8 @@ class MareinforceCLI(LightningCLI):
 
     def _training_arguments(self, arguments: Namespace) -> dict[str, Any]:
         settings = self.config[self.command]
-        self.run_folder = folder = self._choose_run_folder(settings.ckpt_path, arguments.default_root_dir)
+        folder = folder_of_run(settings.ckpt_path) or run_folder_of_rank(arguments.default_root_dir)
+        self.run_folder = folder
         settings.ckpt_path = None  # what config.yaml will say: it starts the run anew
         given = arguments.logger if not isinstance(arguments.logger, bool | None) else []
         loggers = [MetricsCSV(folder), *(given if isinstance(given, list | tuple) else [given])]
@@ -226,16 +230,6 @@ class MareinforceCLI(LightningCLI):
             "limit_val_batches": 0,  # evaluation happens inside training, by eval_interval
             "num_sanity_val_steps": 0,
         }
-
-    @staticmethod
-    def _choose_run_folder(checkpoint: str | None, parent: str) -> Path:
-        if (resumed := folder_of_run(checkpoint)) is not None:
-            return resumed
-        if getattr(rank_zero_only, "rank", 0) == 0:
-            folder = new_run_folder(parent)
-            os.environ[_RUN_FOLDER_OF_RANK_0] = str(folder)  # inherited by the processes that rank 0 starts
-            return folder
-        return Path(os.environ[_RUN_FOLDER_OF_RANK_0])
 
 
 def _module_of(command: str) -> str:

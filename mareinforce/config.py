@@ -141,11 +141,13 @@ class MAGRPOConfig:
     rollout_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of sampling; None: that of training."""
     on_reward_error: Literal["stop", "skip"] = "stop"
-    """What a reward that fails does to the run."""
+    """What a reward that fails does: stop the run, or leave the joint actions it failed for out of their group."""
     reward_timeout: float | None = None
-    """Seconds one reward call may take."""
+    """Seconds one call of the reward or the transition may take; None: no limit."""
     reward_workers: int = 0
-    """Reward calls at once; 0: one after the other in the training process."""
+    """Calls of the reward or the transition at once; 0: one after the other (async def: all of a level at once)."""
+    reward_worker_kind: Literal["thread", "process"] = "thread"
+    """What those calls are made in: threads, for what waits (a service); processes, for what computes."""
     value_clip_range: float | None = None
     """Not of this family (there is no critic): refused by name."""
     seed: int | None = None

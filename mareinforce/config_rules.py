@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import types
 import typing
@@ -61,17 +60,10 @@ RULES: dict[str, Rule] = {
     "stop": ("texts that are not empty", lambda value: bool(value) and all(value)),
 }
 
-NOT_YET: dict[str, str] = {
-    "on_reward_error": "a failing reward always stops the run as yet; leave it at stop",
-    "reward_timeout": "reward calls have no time limit as yet; leave it at null",
-    "reward_workers": "rewards are called one after the other as yet; leave it at 0",
-}
-
 
 def check(config: MAGRPOConfig) -> None:
     """Coerce numbers written as text, then check every field and their combinations. Raises ConfigError."""
     hints = get_type_hints(type(config))
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name, hint in hints.items():
         value = coerce(name, getattr(config, name), hint)
         setattr(config, name, value)
@@ -79,10 +71,26 @@ def check(config: MAGRPOConfig) -> None:
             continue
         if name in RULES and not RULES[name][1](value):
             raise ConfigError(f"{name}={value!r}: must be {RULES[name][0]}.")
-        if name in NOT_YET and value != defaults[name]:
-            raise ConfigError(f"{name}={value!r}: {NOT_YET[name]}.")
     _check_together(config)
     _check_devices(config)
+
+
+def check_for_ranks(config: MAGRPOConfig, ranks: int) -> None:
+    """Raise ConfigError for what cannot be meant when several processes train the team."""
+    if ranks == 1:
+        return
+    if config.parallel_training != "none":
+        raise ConfigError(
+            f"parallel_training={config.parallel_training!r}: {ranks} processes work at the same time already, each "
+            f"with all agents; set parallel_training: none, or train in one process."
+        )
+    for field in ("agent_devices", "reference_devices"):
+        devices = getattr(config, field)
+        if any(device != "cpu" for device in ([devices] if isinstance(devices, str) else devices or [])):
+            raise ConfigError(
+                f"{field}={devices!r}: each of {ranks} processes has a device of its own, and would put its agents on "
+                f"these too; leave the field out, or train in one process."
+            )
 
 
 def _check_together(config: MAGRPOConfig) -> None:
@@ -119,6 +127,8 @@ def _check_together(config: MAGRPOConfig) -> None:
                 f"{field} lists {len(texts)} texts for num_agents={config.num_agents}: give one for all, or one an "
                 f"agent (null: none)."
             )
+    if config.reward_worker_kind == "process" and config.reward_workers == 0:
+        raise ConfigError("reward_worker_kind='process' with reward_workers=0: set reward_workers to their number.")
     if config.turn_weighting == "tree" and batch is not None:
         raise ConfigError(
             f"train_batch_size={batch}: turn_weighting=tree makes one optimizer step of the whole buffer; leave "

@@ -44,6 +44,10 @@ class MetricsCSV(Logger):
         """The file."""
         return self._folder / FILE_NAME
 
+    def move_to(self, folder: str | os.PathLike[str]) -> None:
+        """Write into another folder, before the first row."""
+        self._folder = Path(folder)
+
     @property
     def save_dir(self) -> str:
         """The run folder: where Lightning puts `config.yaml`."""

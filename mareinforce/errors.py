@@ -48,8 +48,27 @@ class UserCodeError(MareinforceError):
     """A user's own callable raised. The original error, with the user's traceback, is ``__cause__``."""
 
 
+class CallTimeout(UserCodeError):
+    """A user's own callable took longer than ``reward_timeout``."""
+
+
 class NonFiniteError(MareinforceError, ArithmeticError):
     """A loss, a gradient or a weight stopped being a number."""
+
+
+class RankError(MareinforceError):
+    """Another process of the run failed, or trains something else."""
+
+
+class StopRequested(KeyboardInterrupt):
+    """Raised where a signal stops a run; no `except Exception` of a user's function takes it for an error.
+
+    ``signal``: its number.
+    """
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
 
 
 class MareinforceWarning(UserWarning):

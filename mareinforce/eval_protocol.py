@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,8 +102,7 @@ class ProtocolEvaluation(L.Callback):
         resumed = trainer.ckpt_path is not None
         self.summaries = json.loads(written.read_text(encoding="utf-8")) if resumed and written.exists() else {}
         if self.protocol.at_start and not resumed:
-            module: Any = pl_module
-            module.interruptible(lambda: self._evaluate(trainer, module, "start"))
+            self._evaluate(trainer, pl_module, "start")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.protocol.at_end:
@@ -116,6 +116,14 @@ class ProtocolEvaluation(L.Callback):
         return Path(self.folder or trainer.log_dir or trainer.default_root_dir)
 
     def _evaluate(self, trainer: Any, module: Any, at: str) -> None:
+        """Rank 0 plays, and the others wait; at the start a signal may end it."""
+        folder = self._folder(trainer)  # asked on every rank: it is rank 0's
+        with module.ranks.together():
+            if module.ranks.rank == 0:
+                work = partial(self._evaluate_here, trainer, module, at, folder)
+                module.interruptible(work) if at == "start" else work()
+
+    def _evaluate_here(self, trainer: Any, module: Any, at: str, folder: Path) -> None:
         count = None if self.protocol.rows == "all" else self.protocol.rows
         rows = trainer.datamodule.eval_rows(count)
         start = time.perf_counter()
@@ -132,10 +140,8 @@ class ProtocolEvaluation(L.Callback):
         summary |= {"env_step": module.env_step, "metrics": users}
         summary |= {"agents": module.agent_names(), "protocol": dataclasses.asdict(self.protocol)}
         self.summaries[at] = summary
-        if trainer.is_global_zero:
-            folder = self._folder(trainer)
-            _append(folder / SAMPLES_FILE, [_line(at, one, turn) for one in played for turn in range(len(one.path))])
-            write_whole(folder / SUMMARY_FILE, json.dumps(self.summaries, indent=2))
+        _append(folder / SAMPLES_FILE, [_line(at, one, turn) for one in played for turn in range(len(one.path))])
+        write_whole(folder / SUMMARY_FILE, json.dumps(self.summaries, indent=2))
 
 
 def play(

@@ -7,7 +7,7 @@ from typing import Any
 
 from mareinforce.eval_statistics import bootstrap_interval, pass_at_k
 from mareinforce.metrics import mean
-from mareinforce.rollout.tree import Node
+from mareinforce.rollout.tree import Node, valid
 
 PASSED = "passed"
 """The reward component that says whether a joint answer passed (above 0.5) or not."""
@@ -22,7 +22,8 @@ def summarise(paths: Sequence[Path], rows: Sequence[int], ks: Sequence[int], see
     For each turn, over the samples that reached it, and for the last turn of each sample (``final``): ``reward_mean``
     with ``reward_ci95``, a bootstrap interval over rows; ``raw_reward_mean``; the means of the components; where one is
     named passed, ``pass@k`` and ``avg@n``. ``gain_turn_2_over_turn_1`` and so on are paired: the mean over rows of the
-    difference, with its interval. Rewards are processed ones.
+    difference, with its interval. Rewards are processed ones. Rewards that were skipped are in none of this, and
+    counted for each turn; what nothing is left of is left out.
     """
     turns = max(len(path) for path in paths)
     summary: dict[str, Any] = {"rows": len(set(rows))}
@@ -31,18 +32,25 @@ def summarise(paths: Sequence[Path], rows: Sequence[int], ks: Sequence[int], see
         summary[f"turn_{turn + 1}"] = _of_nodes(reached, ks, seed)
     summary["final"] = _of_nodes([(row, path[-1]) for row, path in zip(rows, paths, strict=True)], ks, seed)
     for turn in range(1, turns):
-        both = [(row, path) for row, path in zip(rows, paths, strict=True) if len(path) > turn]
-        gains = _by_row([(row, path[turn].rewards[0] - path[turn - 1].rewards[0]) for row, path in both])
-        summary[f"gain_turn_{turn + 1}_over_turn_{turn}"] = _with_interval("mean", gains, seed)
+        pairs = [
+            (row, valid([path[turn - 1].rewards[0], path[turn].rewards[0]]))
+            for row, path in zip(rows, paths, strict=True)
+            if len(path) > turn
+        ]
+        if gains := _by_row([(row, pair[1] - pair[0]) for row, pair in pairs if len(pair) == 2]):
+            summary[f"gain_turn_{turn + 1}_over_turn_{turn}"] = _with_interval("mean", gains, seed)
     tokens = [len(answers.completions[0].ids) for path in paths for node in path for answers in node.answers if answers]
     summary["tokens_per_row"] = sum(tokens) / len(set(rows))
     return summary
 
 
-def _of_nodes(nodes: Sequence[tuple[int, Node]], ks: Sequence[int], seed: int) -> dict[str, Any]:
-    found = _with_interval("reward_mean", _by_row([(row, node.rewards[0]) for row, node in nodes]), seed)
+def _of_nodes(reached: Sequence[tuple[int, Node]], ks: Sequence[int], seed: int) -> dict[str, Any]:
+    nodes = [(row, node) for row, node in reached if node.rewards[0] is not None]
+    found: dict[str, Any] = {"samples": len(nodes), "skipped_rewards": len(reached) - len(nodes)}
+    if not nodes:
+        return found
+    found |= _with_interval("reward_mean", _by_row([(row, node.rewards[0]) for row, node in nodes]), seed)
     found["reward_ci95"] = found.pop("ci95")
-    found["samples"] = len(nodes)
     found["raw_reward_mean"] = mean(_by_row([(row, node.raw_rewards[0]) for row, node in nodes]))
     names = dict.fromkeys(name for _, node in nodes for name in node.components)
     for name in names:
@@ -56,7 +64,7 @@ def _of_nodes(nodes: Sequence[tuple[int, Node]], ks: Sequence[int], seed: int) -
 def _passes(nodes: Sequence[tuple[int, Node]], ks: Sequence[int], seed: int) -> dict[str, Any]:
     verdicts: dict[int, list[bool]] = {}
     for row, node in nodes:
-        verdicts.setdefault(row, []).append(node.components[PASSED][0] > 0.5)
+        verdicts.setdefault(row, []).extend(value > 0.5 for value in valid(node.components[PASSED]))
     counts = [(len(one), sum(one)) for one in verdicts.values()]
     found: dict[str, Any] = {}
     for k in ks:
@@ -68,11 +76,12 @@ def _passes(nodes: Sequence[tuple[int, Node]], ks: Sequence[int], seed: int) -> 
     return found
 
 
-def _by_row(given: Sequence[tuple[int, float]]) -> list[float]:
-    """The mean value of each row's samples: rows, not samples, are independent of each other."""
+def _by_row(given: Sequence[tuple[int, float | None]]) -> list[float]:
+    """The mean value of each row's samples that have one: rows, not samples, are independent of each other."""
     by_row: dict[int, list[float]] = {}
     for row, value in given:
-        by_row.setdefault(row, []).append(value)
+        if value is not None:
+            by_row.setdefault(row, []).append(value)
     return [mean(values) for values in by_row.values()]
 
 

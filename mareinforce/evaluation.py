@@ -13,7 +13,7 @@ from mareinforce.metrics import mean
 from mareinforce.rewards.values import as_float
 from mareinforce.rollout.credit import assign_returns
 from mareinforce.rollout.expand import Episode, Expansion
-from mareinforce.rollout.tree import Node, nodes_by_level
+from mareinforce.rollout.tree import Node, nodes_by_level, valid
 from mareinforce.types import IndexedRow, Row
 
 LOGGER_KEYWORDS = ("agent_completions_turns", "batch_items", "prompts")
@@ -110,17 +110,23 @@ class Evaluation:
             self.trees += trees
 
     def metrics(self) -> dict[str, float]:
-        """`eval/turn_k/reward_mean`, `eval/turn_k/expected_return` and what the user's aggregator gives."""
+        """`eval/turn_k/reward_mean`, `eval/turn_k/expected_return` and what the user's aggregator gives.
+
+        Skipped rewards are in no mean, and counted in `eval/turn_k/skipped_rewards`.
+        """
         if not self.trees:
             return {}
         paths = [list(nodes_by_level(root)) for root in self.trees]
         values = {}
         for turn in range(self.episode.num_turns):
             reached = [path[turn] for path in paths if len(path) > turn]
-            if reached:
-                name = f"eval/turn_{turn + 1}"
-                values[f"{name}/reward_mean"] = mean([node.rewards[0] for node in reached])
-                values[f"{name}/expected_return"] = mean([node.returns[0] for node in reached])
+            name = f"eval/turn_{turn + 1}"
+            if rewards := valid([node.rewards[0] for node in reached]):
+                values[f"{name}/reward_mean"] = mean(rewards)
+            if returns := valid([node.returns[0] for node in reached]):
+                values[f"{name}/expected_return"] = mean(returns)
+            if reached and self.expansion.reward.skips:
+                values[f"{name}/skipped_rewards"] = float(len(reached) - len(rewards))
         return values | self.users_metrics()
 
     def users_metrics(self) -> dict[str, float]:

@@ -11,7 +11,8 @@ from mareinforce.agents.team import Policy, Team
 from mareinforce.config import MAGRPOConfig
 from mareinforce.optim import learning_rate_factor, update_policy
 from mareinforce.phases import Phases
-from mareinforce.rollout.buffer import NodeSamples, RolloutBuffer, by_node, mini_batches
+from mareinforce.ranks import ALONE, Ranks
+from mareinforce.rollout.buffer import NodeSamples, RolloutBuffer, by_node, mini_batches, side_by_side
 from mareinforce.types import NodeSample
 
 Report = tuple[int, dict[str, float]]
@@ -43,16 +44,19 @@ class Learner:
         *,
         flush: bool,
         progress: Callable[[int], float],
+        ranks: Ranks = ALONE,
     ) -> list[Report]:
         """Fill the buffer, and update whenever it is full, and from what is left if it is to be flushed.
 
-        ``progress``: updates made so far -> the share of the run that is done.
+        ``progress``: updates made so far -> the share of the run that is done. ``ranks``: who makes every update with
+        us; where one has filled its buffer more often than another, the other adds nothing to those updates.
         """
+        full = [nodes for node in by_node(samples) if (nodes := self._buffer.add(node))]
+        if flush and (left := self._buffer.flush()):
+            full.append(left)
         reports = []
-        for node in by_node(samples):
-            reports += self._update(self._buffer.add(node), optimizer, progress)
-        if flush:
-            reports += self._update(self._buffer.flush(), optimizer, progress)
+        for index in range(max(ranks.gather(len(full)))):
+            reports += self._update(full[index] if index < len(full) else [], optimizer, progress, ranks)
         return reports
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,19 +78,25 @@ class Learner:
         return bool(self.updates or self._buffer.nodes)
 
     def _update(
-        self, nodes: Sequence[NodeSamples], optimizer: torch.optim.Optimizer, progress: Callable[[int], float]
+        self,
+        nodes: Sequence[NodeSamples],
+        optimizer: torch.optim.Optimizer,
+        progress: Callable[[int], float],
+        ranks: Ranks,
     ) -> list[Report]:
         """One optimizer step per mini-batch of a full buffer."""
         config, first = self._config, self.policy.agents[0]
-        reports = []
-        for batch in mini_batches(
+        batches = mini_batches(
             nodes,
             batch_size=config.train_batch_size,
             turn_weighting=config.turn_weighting,
             seed=self._seed,
             agent=first,
             update=self.updates,
-        ):
+        )
+        turns = [0 if config.turn_weighting == "tree" else batch[0].turn for batch in batches]
+        reports = []
+        for batch in side_by_side(batches, ranks.gather(turns), ranks.rank):
             if self.is_done():
                 break
             factor = learning_rate_factor(
@@ -95,13 +105,12 @@ class Learner:
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rates[first] * factor
             with self._phases.measure("update"):
-                update = update_policy(self._team, optimizer, batch, config, self.policy_version, self._phases)
+                update = update_policy(self._team, optimizer, batch, config, self.policy_version, ranks, self._phases)
             for agent, seen in update.metrics.items():
-                ages = [self.policy_version - sample.policy_version for sample in batch if sample.agent == agent]
                 common = {
                     "loss": update.losses[agent],
                     "learning_rate": optimizer.param_groups[0]["lr"],
-                    "sample_age": sum(ages) / len(ages),
+                    "sample_age": update.sample_ages[agent],
                     "stepped_fraction": float(update.stepped),
                 }
                 reports.append((agent, {**common, **seen}))

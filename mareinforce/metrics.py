@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from mareinforce.rollout.tree import Node, nodes_by_level
+from mareinforce.rollout.tree import Node, nodes_by_level, valid
 from mareinforce.types import NodeSample
 
 MAXIMA = ("importance_ratio_max", "sampling_gap", "length_max")
 """Endings of metrics of which the largest counts, not the mean."""
 MINIMA = ("length_min",)
 """Endings of metrics of which the smallest counts."""
+SUMS = ("skipped_rewards", "skipped_returns")
+"""Endings of metrics that are counted, not averaged."""
 
 
 @runtime_checkable
@@ -20,7 +22,8 @@ class RowSource(Protocol):
     """A callback that adds values of its own to the training rows. Every process calls it, in the same order."""
 
     def observe(self, trees: Sequence[Node], samples: Sequence[NodeSample]) -> None:
-        """See what a batch was learned from: whole trees with returns, and the samples made of them."""
+        """See what a batch was learned from: this rank's whole trees, of which there may be none, with returns, and the
+        samples made of them."""
         ...
 
     def take_row(self) -> Mapping[str, float]:
@@ -29,7 +32,8 @@ class RowSource(Protocol):
 
 
 class RunningMeans:
-    """Means (of `MAXIMA` the largest, of `MINIMA` the smallest), by name, of all that was added since last taken."""
+    """Means (of `MAXIMA` the largest, of `MINIMA` the smallest, of `SUMS` the sum), by name, of all that was added
+    since they were last taken."""
 
     def __init__(self) -> None:
         self._totals: dict[str, tuple[float, float]] = {}
@@ -42,15 +46,17 @@ class RunningMeans:
                 self._totals[name] = (max(value, total) if count else value, 1.0)
             elif name.endswith(MINIMA):
                 self._totals[name] = (min(value, total) if count else value, 1.0)
+            elif name.endswith(SUMS):
+                self._totals[name] = (total + value, 1.0)
             else:
                 self._totals[name] = (total + weight * value, count + weight)
 
-    def add_trees(self, trees: Sequence[Node], num_turns: int) -> None:
-        """Add the turn-wise values of trees whose returns are assigned."""
+    def add_trees(self, trees: Sequence[Node], num_turns: int, *, skips: bool = False) -> None:
+        """Add the turn-wise values of trees whose returns are assigned. ``skips``: and how much was skipped."""
         for root in trees:
             self.add(row_metrics(root, num_turns))
             for node in nodes_by_level(root):
-                self.add(node_metrics(node))
+                self.add({**node_metrics(node), **(skipped_metrics(node) if skips else {})})
 
     def add_agent(self, agent: int, values: Mapping[str, float]) -> None:
         """Add values of one agent, under `agent_i/...`."""
@@ -61,6 +67,19 @@ class RunningMeans:
         means = {name: total / count for name, (total, count) in self._totals.items() if count}
         self._totals = {}
         return means
+
+    def merge(self, state: Mapping[str, tuple[float, float]]) -> None:
+        """Add what another process has added up, from its `state_dict`."""
+        for name, (total, count) in state.items():
+            own, weight = self._totals.get(name, (0.0, 0.0))
+            if name.endswith(MAXIMA):
+                self._totals[name] = (max(total, own) if weight else total, 1.0)
+            elif name.endswith(MINIMA):
+                self._totals[name] = (min(total, own) if weight else total, 1.0)
+            elif name.endswith(SUMS):
+                self._totals[name] = (own + total, 1.0)
+            else:
+                self._totals[name] = (own + total, weight + count)
 
     def state_dict(self) -> dict[str, tuple[float, float]]:
         """The sums and counts since the last row."""
@@ -82,28 +101,36 @@ def deviation(values: Sequence[float]) -> float:
     return math.sqrt(mean([(value - centre) ** 2 for value in values]))
 
 
-def carried_reward(node: Node, turn: int) -> float:
-    """Mean reward of a row at a turn (0-based), where a branch that ended earlier counts with its last reward."""
+def carried_reward(node: Node, turn: int) -> float | None:
+    """Mean reward of a row at a turn (0-based), where a branch that ended earlier counts with its last reward.
+
+    A branch that ended because its reward was skipped does not count; None if no other is left.
+    """
     if node.turn == turn:
-        return mean(node.rewards)
-    return mean(
-        [
-            reward if child is None else carried_reward(child, turn)
-            for reward, child in zip(node.rewards, node.children, strict=True)
-        ]
-    )
+        found = valid(node.rewards)
+    else:
+        found = valid(
+            [
+                reward if child is None else carried_reward(child, turn)
+                for reward, child in zip(node.rewards, node.children, strict=True)
+            ]
+        )
+    return mean(found) if found else None
 
 
 def node_metrics(node: Node) -> dict[str, float]:
-    """Turn-wise means and deviations of one node with returns; each node counts alike in the mean of a turn."""
-    turn = f"turn_{node.turn + 1}"
-    values = {f"{turn}/reward_mean": mean(node.rewards), f"{turn}/expected_return": mean(node.returns)}
-    for name, scores in {**node.components, "raw_reward": node.raw_rewards}.items():
-        values[f"{turn}/{name}_mean"] = mean(scores)
-        values[f"{turn}/{name}_std"] = deviation(scores)
-    values[f"{turn}/reward_std"] = deviation(node.rewards)
-    values[f"{turn}/expected_return_std"] = deviation(node.returns)
-    return values
+    """Turn-wise means and deviations of one node with returns; each node counts alike in the mean of a turn.
+
+    What was skipped does not count, and a mean of nothing is left out.
+    """
+    values = {f"{name}_mean": scores for name, scores in node.components.items()}
+    values |= {"reward_mean": node.rewards, "expected_return": node.returns, "raw_reward_mean": node.raw_rewards}
+    found = {}
+    for name, scores in values.items():
+        if there := valid(scores):
+            found[f"turn_{node.turn + 1}/{name}"] = mean(there)
+            found[f"turn_{node.turn + 1}/{name.removesuffix('_mean')}_std"] = deviation(there)
+    return found
 
 
 def node_tokens(node: Node) -> int:
@@ -111,13 +138,21 @@ def node_tokens(node: Node) -> int:
     return sum(len(one.ids) for answers in node.answers if answers is not None for one in answers.completions)
 
 
+def skipped_metrics(node: Node) -> dict[str, float]:
+    """How many of a node's rewards were skipped, and how many others have no return because all below them were."""
+    turn, skipped = f"turn_{node.turn + 1}", node.rewards.count(None)
+    return {f"{turn}/skipped_rewards": skipped, f"{turn}/skipped_returns": node.returns.count(None) - skipped}
+
+
 def row_metrics(root: Node, num_turns: int) -> dict[str, float]:
-    """Turn-wise values of one row: had it still a node at that turn, and its carried reward."""
+    """Turn-wise values of one row: had it still a node at that turn, and its carried reward, if there is one."""
     reached = {node.turn for node in nodes_by_level(root)}
     values = {}
     for turn in range(num_turns):
         values[f"turn_{turn + 1}/coverage"] = float(turn in reached)
-        values[f"turn_{turn + 1}/reward_mean_carried"] = carried_reward(root, turn)
+        carried = carried_reward(root, turn)
+        if carried is not None:
+            values[f"turn_{turn + 1}/reward_mean_carried"] = carried
     return values
 
 

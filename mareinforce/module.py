@@ -10,10 +10,16 @@ from mareinforce import run_state
 from mareinforce.agents.workers import Job
 from mareinforce.evaluation import EvaluationSchedule, EveryBatches
 from mareinforce.learner import Report
-from mareinforce.metrics import RowSource, completion_metrics, kl_metrics, mean, signal_metrics
-from mareinforce.rollout.credit import assign_returns, measure_reference_kl, node_samples, number_env_steps
+from mareinforce.metrics import RowSource, RunningMeans, completion_metrics, kl_metrics, mean, signal_metrics
+from mareinforce.rollout.credit import (
+    assign_returns,
+    measure_reference_kl,
+    node_samples,
+    number_env_steps,
+    tree_env_steps,
+)
 from mareinforce.rollout.expand import Episode
-from mareinforce.rollout.tree import Node, nodes_by_level
+from mareinforce.rollout.tree import Node, nodes_by_level, valid
 from mareinforce.team_module import TeamModule
 from mareinforce.types import IndexedRow, NodeSample
 
@@ -27,12 +33,14 @@ class MultiAgentReinforce(TeamModule):
     def training_step(self, rows: Sequence[IndexedRow], batch_index: int) -> dict[str, Any]:
         """Roll out the rows' trees, give every agent its credit, and let each one learn from its own samples.
 
-        Returns `trees` [B] and `samples`, which Lightning hands to every callback's `on_train_batch_end` as `outputs`
-        and then drops: nothing here keeps a tree.
+        With several processes these are this rank's rows, of which it may have none, and every policy learns from the
+        samples of all ranks. Returns `trees` [B] and `samples`, which Lightning hands to every callback's
+        `on_train_batch_end` as `outputs` and then drops: nothing here keeps a tree.
         """
         self._batch_index, self._epoch = batch_index, self.current_epoch
         self.boundary = run_state.boundary(self)
-        trees = self.interruptible(partial(self._play, rows, batch_index))
+        with self.ranks.together():
+            trees = self.interruptible(partial(self._play, rows, batch_index))
         samples = self.credit(trees)
         self.learn(samples)
         self.batches += 1
@@ -45,7 +53,8 @@ class MultiAgentReinforce(TeamModule):
 
     def _play(self, rows: Sequence[IndexedRow], batch_index: int) -> list[Node]:
         """What a signal may end in the middle: nothing of it changes what has been learned."""
-        self._evaluate_if_due(batch_index)
+        if self.ranks.rank == 0:  # what an evaluation says is the same wherever it is played
+            self._evaluate_if_due(batch_index)
         trees = self.rollout(rows)
         self.measure_kl(trees)
         return trees
@@ -69,13 +78,17 @@ class MultiAgentReinforce(TeamModule):
     def credit(self, trees: Sequence[Node]) -> list[NodeSample]:
         """Returns up every tree, then each agent's returns and advantages, in the order of environment steps."""
         config = self.config
-        self.env_step = number_env_steps(trees, self.env_step)
+        told = self.ranks.gather(([tree_env_steps(root) for root in trees], self.loaded_expansion().overlong["train"]))
+        sizes = [own for own, _ in told]
+        self.overlong_prompts = sum(overlong for _, overlong in told)
+        self.env_step = number_env_steps(trees, self.env_step, sizes, self.ranks.rank)
+        num_rows = sum(map(len, sizes))
         samples = []
         for root in trees:
             hold = config.early_termination_value == "hold"
             assign_returns(root, num_turns=config.num_turns, discount=config.discount, hold=hold)
             for node in nodes_by_level(root):
-                samples += node_samples(node, config, self.policy_versions, len(trees))
+                samples += node_samples(node, config, self.policy_versions, num_rows)
         return samples
 
     def learn(self, samples: Sequence[NodeSample]) -> None:
@@ -87,7 +100,9 @@ class MultiAgentReinforce(TeamModule):
         jobs = []
         for index, learner in enumerate(self.learners):
             own = [sample for sample in samples if sample.agent in learner.policy.agents]
-            work = partial(learner.learn, own, self._optimizer(index), flush=flush, progress=self._progress)
+            work = partial(
+                learner.learn, own, self._optimizer(index), flush=flush, progress=self._progress, ranks=self.ranks
+            )
             jobs.append(Job(learner.policy.seat.network, learner.policy.agents, work))
         for reports in self.workers.run(jobs):
             for agent, seen in cast("list[Report]", reports):
@@ -112,8 +127,15 @@ class MultiAgentReinforce(TeamModule):
 
     def _all_updates_made(self) -> bool:
         """Has every policy that has anything to learn from made `max_updates` updates?"""
-        learning = [learner for learner in self.learners if learner.has_learned_from_anything()]
-        return bool(learning) and all(learner.is_done() for learner in learning)
+        if self.config.max_updates is None:
+            return False
+        spoken = self.ranks.gather([learner.has_learned_from_anything() for learner in self.learners])
+        done = [
+            learner.is_done()
+            for learner, each in zip(self.learners, zip(*spoken, strict=True), strict=True)
+            if any(each)
+        ]
+        return bool(done) and all(done)
 
     def _progress(self, updates: int) -> float:
         """Share of this training that is done: of its batches or of its updates, whichever is nearer the end."""
@@ -125,11 +147,11 @@ class MultiAgentReinforce(TeamModule):
 
     def _log(self, trees: Sequence[Node], samples: Sequence[NodeSample]) -> None:
         """Add what the trees were worth to the means, and write a row when it is time."""
-        self.means.add_trees(trees, self.config.num_turns)
+        self.means.add_trees(trees, self.config.num_turns, skips=self.config.on_reward_error == "skip")
         for source in self._row_sources():
             source.observe(trees, samples)
-        reward = mean([mean(root.rewards) for root in trees])
-        self.log("reward", reward, prog_bar=True, logger=False, batch_size=len(trees))
+        if rewards := [mean(found) for root in trees if (found := valid(root.rewards))]:
+            self.log("reward", mean(rewards), prog_bar=True, logger=False, batch_size=len(trees))
         if self.env_step - self.logged_env_step >= self.config.logging_steps:
             self._write(self._row())
             self.logged_env_step = self.env_step
@@ -141,8 +163,12 @@ class MultiAgentReinforce(TeamModule):
         return [one for one in self._callbacks() if isinstance(one, RowSource)]
 
     def _row(self) -> dict[str, float]:
-        """What was measured since the last training row."""
-        row = self.means.take()
+        """What all ranks have seen since the last training row; on every rank it starts afresh."""
+        means = RunningMeans()
+        for state in self.ranks.gather(self.means.state_dict()):
+            means.merge(state)
+        self.means.take()
+        row = means.take()
         for source in self._row_sources():
             row.update(source.take_row())
         return row
@@ -153,6 +179,6 @@ class MultiAgentReinforce(TeamModule):
         for agent in (agent for learner in self.learners for agent in learner.policy.agents):
             counters[f"agent_{agent}/updates"] = updates[agent]
         if self.config.prompt_overflow != "error":
-            counters["overlong_prompts"] = self.loaded_expansion().overlong["train"]
+            counters["overlong_prompts"] = self.overlong_prompts
         for logger in self.loggers:
             logger.log_metrics({**metrics, **counters}, step=self.env_step)

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import MareinforceWarning
-from mareinforce.rollout.tree import Node, nodes_by_level
+from mareinforce.rollout.tree import Node, nodes_by_level, valid
 
 
 def startup_information(config: MAGRPOConfig) -> Iterator[str]:
@@ -72,8 +72,10 @@ class RunNotices:
         threshold = config.early_termination_threshold
         if threshold is None or config.num_turns == 1:
             return
-        if first_step and threshold < 0 and all(all(root.stopped) for root in trees):
-            lowest = min(reward for root in trees for reward in root.rewards)
+        rewards = [reward for root in trees for reward in valid(root.rewards)]
+        stopped = sum(sum(root.stopped) for root in trees)
+        if first_step and threshold < 0 and rewards and stopped == len(rewards):
+            lowest = min(rewards)
             if lowest >= 0:
                 self._warn(
                     "everything stops",
@@ -102,7 +104,7 @@ def _teaches_to_miss(root: Node, config: MAGRPOConfig) -> bool:
     """
     alone = config.early_termination_on == "joint_action"
     return any(
-        stopped and reward > 0 and (alone or node.parent is not None)
+        stopped and reward is not None and reward > 0 and (alone or node.parent is not None)
         for node in nodes_by_level(root)
         for stopped, reward in zip(node.stopped, node.rewards, strict=True)
     )

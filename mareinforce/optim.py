@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,10 @@ from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import NonFiniteError
 from mareinforce.metrics import MAXIMA
 from mareinforce.phases import Phases
+from mareinforce.ranks import ALONE, Ranks
 from mareinforce.types import NodeSample
+
+T = TypeVar("T")
 
 FUSED_ON = ("cpu", "cuda", "mps", "xpu")
 """Devices on which torch's AdamW works in one pass."""
@@ -71,17 +75,21 @@ class Update:
 
     stepped: bool = False
     losses: dict[int, float] = field(default_factory=dict)  # by agent; 0 where it had nothing to learn
+    sample_ages: dict[int, float] = field(default_factory=dict)  # by agent; mean
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)  # by agent
 
 
-def sample_weights(batch: Sequence[NodeSample], config: MAGRPOConfig) -> list[float]:
+def sample_weights(
+    batch: Sequence[NodeSample], config: MAGRPOConfig, sizes: Mapping[int, int] | None = None
+) -> list[float]:
     """Weight of each sample's loss in the optimizer step: 1 / samples of its agent, or its share of the step's trees.
 
-    So the loss of agents that share their weights is the sum over agents of each one's mean.
+    So the loss of agents that share their weights is the sum over agents of each one's mean. ``sizes``: samples of each
+    agent in the step, on all ranks; default: in the batch.
     """
     if config.turn_weighting == "tree":
         return [sample.weight for sample in batch]
-    sizes = Counter(sample.agent for sample in batch)
+    sizes = Counter(sample.agent for sample in batch) if sizes is None else sizes
     return [1.0 / sizes[sample.agent] for sample in batch]
 
 
@@ -103,41 +111,62 @@ def update_policy(
     batch: Sequence[NodeSample],
     config: MAGRPOConfig,
     policy_version: int,
+    ranks: Ranks = ALONE,
     phases: Phases | None = None,
 ) -> Update:
     """One optimizer step of one policy on a mini-batch: the mean loss of its agent's samples, or the sum of its
-    agents' means. `policy_version` is how often its weights have changed so far; `phases` is told when it scores.
+    agents' means. `policy_version` is how often its weights have changed so far. With several `ranks` the step is
+    that of all their batches together; one that has an empty batch adds nothing to it. `phases` is told when it
+    scores.
 
     Samples without signal keep their place in the mean and cost nothing; a mini-batch of nothing else makes no step.
     Raises NonFiniteError, with weights and moments untouched, if a loss or a gradient is not finite.
     """
-    weighted = zip(batch, sample_weights(batch, config), strict=True)
+    step = ranks.gather(
+        (
+            [(sample.agent, policy_version - sample.policy_version) for sample in batch],
+            any(has_gradient(sample, config) for sample in batch),
+        )
+    )
+    ages = _by_agent([own for own, _ in step])
+    sizes = {agent: len(own) for agent, own in ages.items()}
+    weighted = zip(batch, sample_weights(batch, config, sizes), strict=True)
     learnable = [(sample, weight) for sample, weight in weighted if has_gradient(sample, config)]
-    if not learnable:
-        return Update(losses={sample.agent: 0.0 for sample in batch}, metrics={sample.agent: {} for sample in batch})
-    phases = phases or Phases()
+    update = Update(
+        losses=dict.fromkeys(ages, 0.0),
+        sample_ages={agent: sum(own) / len(own) for agent, own in ages.items()},
+        metrics={agent: {} for agent in ages},
+    )
+    if not any(signal for _, signal in step):
+        return update
     optimizer.zero_grad(set_to_none=True)
     seen = [Seen(policy_version - sample.policy_version) for sample, _ in learnable]
     told = [Told(sample.prompt_ids, [one.ids for one in sample.completions]) for sample, _ in learnable]
-    for pieces in micro_batches(told, config.update_token_budget):
-        losses = []
-        with phases.measure("scoring"):
-            # the agents of a policy share its weights: any of them can speak for all
-            scores = team.score_nodes(batch[0].agent, [piece.of(told) for piece in pieces], config.temperature)
-            for piece, scored in zip(pieces, scores, strict=True):
-                sample, weight = learnable[piece.node]
-                losses.append(weight * piece_loss(sample, piece.completions, scored, config, seen[piece.node]))
-                if not torch.isfinite(losses[-1]):
-                    optimizer.zero_grad(set_to_none=True)
-                    raise NonFiniteError(_not_finite("loss", float(losses[-1].detach()), sample))
-                seen[piece.node].loss += float(losses[-1].detach())
-        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+    phases = phases or Phases()
+    with ranks.together():
+        for pieces in micro_batches(told, config.update_token_budget):
+            losses = []
+            with phases.measure("scoring"):
+                # the agents of a policy share its weights: any of them can speak for all
+                scores = team.score_nodes(batch[0].agent, [piece.of(told) for piece in pieces], config.temperature)
+                for piece, scored in zip(pieces, scores, strict=True):
+                    sample, weight = learnable[piece.node]
+                    losses.append(weight * piece_loss(sample, piece.completions, scored, config, seen[piece.node]))
+                    if not torch.isfinite(losses[-1]):
+                        optimizer.zero_grad(set_to_none=True)
+                        raise NonFiniteError(_not_finite("loss", float(losses[-1].detach()), sample))
+                    seen[piece.node].loss += float(losses[-1].detach())
+            torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+    own = [(sample.agent, (one.loss, one.metrics())) for (sample, _), one in zip(learnable, seen, strict=True)]
+    passes: dict[int, list[tuple[float, dict[str, float]]]] = {agent: [] for agent in ages}
+    passes |= _by_agent(ranks.gather(own))
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    ranks.add_up_gradients(weights)
     limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
     grad_norm = float(nn.utils.clip_grad_norm_(weights, limit))
     if not math.isfinite(grad_norm):
         optimizer.zero_grad(set_to_none=True)
-        raise NonFiniteError(_not_finite("gradient norm", grad_norm, learnable[0][0]))
+        raise NonFiniteError(_not_finite("gradient norm", grad_norm, learnable[0][0] if learnable else None))
     before = probe(weights)
     optimizer.step()
     increment_version(weights)  # a fused step writes in place without torch counting it
@@ -145,14 +174,18 @@ def update_policy(
     changed = float((probe(weights) != before).double().mean())
     clipped = grad_norm * min(1.0, limit / (grad_norm + 1e-6))  # as clip_grad_norm_ scales it
     common = {"grad_norm": grad_norm, "grad_norm_clipped": clipped, "changed_weights_fraction": changed}
-    passes: dict[int, list[Seen]] = {sample.agent: [] for sample in batch}
-    for (sample, _), one in zip(learnable, seen, strict=True):
-        passes[sample.agent].append(one)
-    return Update(
-        stepped=True,
-        losses={agent: sum(one.loss for one in own) for agent, own in passes.items()},
-        metrics={agent: {**common, **_summary([one.metrics() for one in own])} for agent, own in passes.items()},
-    )
+    update.stepped = True
+    update.losses = {agent: sum(loss for loss, _ in found) for agent, found in passes.items()}
+    update.metrics = {agent: {**common, **_summary([one for _, one in found])} for agent, found in passes.items()}
+    return update
+
+
+def _by_agent(told: Sequence[Sequence[tuple[int, T]]]) -> dict[int, list[T]]:
+    """What each rank has told of its agents' samples, (agent, value) each, gathered by agent."""
+    found: dict[int, list[T]] = {}
+    for agent, value in (one for own in told for one in own):
+        found.setdefault(agent, []).append(value)
+    return found
 
 
 def _summary(passes: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -242,7 +275,9 @@ def probe(weights: Sequence[Tensor]) -> Tensor:
     return torch.cat([weight.detach().flatten()[::stride].cpu() for weight in weights])
 
 
-def _not_finite(what: str, value: float, sample: NodeSample) -> str:
+def _not_finite(what: str, value: float, sample: NodeSample | None) -> str:
+    if sample is None:
+        return f"the {what} is {value}, by what another rank has added to it; no weight was changed."
     return (
         f"agent {sample.agent}: the {what} is {value} at turn {sample.turn + 1} of row {sample.row}; no weight was "
         f"changed. Lower agent_learning_rate, set max_grad_norm, or look at the rewards (largest return "

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,7 +49,7 @@ def completion_records(
         node = nodes[sample.env_step]
         answers = node.answers[sample.agent]
         assert answers is not None, "an idle agent has no sample"
-        for k, completion in enumerate(sample.completions):
+        for i, (k, completion) in enumerate(zip(sample.ks or count(), sample.completions, strict=False)):
             joint = [j for j, action in enumerate(node.joint_actions) if action[sample.agent] == k]
             yield {
                 "version": VERSION,
@@ -66,10 +67,10 @@ def completion_records(
                 "ended": completion.ended,
                 "tokens": len(completion.ids),
                 **(_earned_in_all(node, joint) if joint_mode == "cross" else _earned(node, joint[0])),
-                "return": float(sample.returns[k]),
-                "kl": None if sample.kl is None else float(sample.kl.k3[k]),
-                "kl_penalty": None if sample.kl_penalty is None else float(sample.kl_penalty[k]),
-                "advantage": float(sample.advantages[k]),
+                "return": float(sample.returns[i]),
+                "kl": None if sample.kl is None else float(sample.kl.k3[i]),
+                "kl_penalty": None if sample.kl_penalty is None else float(sample.kl_penalty[i]),
+                "advantage": float(sample.advantages[i]),
                 "behaviour_logprob": float(completion.logprobs.double().sum()),
                 "policy_version": sample.policy_version,
             }

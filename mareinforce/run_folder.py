@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+_OF_RANK_0 = "MAREINFORCE_RUN_FOLDER"
+
 
 def new_run_folder(parent: str | os.PathLike[str], kind: str = "run") -> Path:
     """Make and return the next `run_0001`, `run_0002` ... below `parent` (or of another kind), one above the highest.
@@ -23,6 +25,29 @@ def new_run_folder(parent: str | os.PathLike[str], kind: str = "run") -> Path:
             number += 1
         else:
             return folder
+
+
+def rank_by_environment() -> int:
+    """The rank that torchrun, SLURM or Lightning has given this process, before processes are connected; 0 if none.
+
+    Of a machine that is not the first (`NODE_RANK`) it is above 0, whatever it will be.
+    """
+    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
+        if name in os.environ and int(os.environ[name]) > 0:
+            return int(os.environ[name])
+    return 0 if "RANK" in os.environ else int(os.environ.get("NODE_RANK", 0))
+
+
+def run_folder_of_rank(parent: str | os.PathLike[str]) -> Path:
+    """The run folder of this process: a new one on rank 0, and on the ranks that it starts the same.
+
+    A rank that another program has started is told when processes are connected; until then it is given `parent`.
+    """
+    if rank_by_environment() > 0:
+        return Path(os.environ.get(_OF_RANK_0, parent))
+    folder = new_run_folder(parent)
+    os.environ[_OF_RANK_0] = str(folder)  # inherited by the processes that rank 0 starts
+    return folder
 
 
 def run_number(folder: Path, kind: str = "run") -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mareinforce.agents.identity import check_same_team, check_weights_are_there, describe
 from mareinforce.csv_log import MetricsCSV
+from mareinforce.errors import ConfigError
 from mareinforce.random_states import random_states
 
 if TYPE_CHECKING:
@@ -16,19 +17,26 @@ PREFIX = "team."
 
 
 def save(module: TeamModule, checkpoint: dict[str, Any]) -> None:
-    """Add the run's own state to a checkpoint, and take everything out of it that is never trained."""
+    """Add the run's own state to a checkpoint, and take everything out of it that is never trained.
+
+    Of several processes all save at the same time, since each has a state of its own.
+    """
     team = module.loaded_team()
     trained = {f"{PREFIX}{name}" for name in team.trained_state()}
     checkpoint["state_dict"] = {key: value for key, value in checkpoint["state_dict"].items() if key in trained}
+    own = {
+        "learners": [learner.state_dict() for learner in module.learners],
+        "means": module.means.state_dict(),
+        **(module.boundary or boundary(module)),  # the last: what comes before may draw random numbers
+    }
     checkpoint["mareinforce"] = {
         "team": describe(team),
         "env_step": module.env_step,
         "batches": module.batches,
         "batches_in_epoch": module.batches_in_epoch,
-        "learners": [learner.state_dict() for learner in module.learners],
-        "means": module.means.state_dict(),
         "logged_env_step": module.logged_env_step,
-        **(module.boundary or boundary(module)),  # the last: what comes before may draw random numbers
+        **own,
+        "other_ranks": module.ranks.gather_on_first(own)[1:],
     }
 
 
@@ -36,7 +44,7 @@ def boundary(module: TeamModule) -> dict[str, Any]:
     """What a step that is given up in the middle may have changed already, as it is between two steps."""
     return {
         "overlong": dict(module.loaded_expansion().overlong),
-        "metrics_rows": [logger.rows() for logger in _tables(module)],
+        "metrics_rows": [logger.rows() for logger in tables(module)],
         "random": random_states(),
     }
 
@@ -44,26 +52,43 @@ def boundary(module: TeamModule) -> dict[str, Any]:
 def load(module: TeamModule, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
     """Go on from a checkpoint. Returns the random states to take up when the first batch starts; None: not training.
 
-    Raises ConfigError if it is of another team, or not whole.
+    Raises ConfigError if it is of another team or of another number of processes, or not whole.
     """
     state = checkpoint["mareinforce"]
     check_same_team(state["team"], describe(module.loaded_team()))
     check_weights_are_there(module.loaded_team(), checkpoint["state_dict"], prefix=PREFIX)
     module.env_step, module.batches = state["env_step"], state["batches"]
     module.batches_in_epoch = state["batches_in_epoch"]
-    for learner, saved in zip(module.learners, state["learners"], strict=True):
-        learner.load_state_dict(saved)
-    module.means.load_state_dict(state["means"])
     module.logged_env_step = state["logged_env_step"]
+    by_rank = [state, *state.get("other_ranks", [])]
+    module.overlong_prompts = sum(each["overlong"].get("train", 0) for each in by_rank)
+    if module.trainer.training:
+        _check_ranks(len(by_rank), module.ranks.size)
+        own = by_rank[module.ranks.rank]
+    else:
+        own = state
+    for learner, saved in zip(module.learners, own["learners"], strict=True):
+        learner.load_state_dict(saved)
+    module.means.load_state_dict(own["means"])
     overlong = module.loaded_expansion().overlong
     overlong.clear()  # a trainer that goes on by itself has counted already
-    overlong.update(state["overlong"])
+    overlong.update(own["overlong"])
     if not module.trainer.training:
         return None
-    for logger, rows in zip(_tables(module), state["metrics_rows"], strict=False):
+    for logger, rows in zip(tables(module), state["metrics_rows"], strict=False):
         logger.keep_rows(rows)
-    return dict(state["random"])
+    return dict(own["random"])
 
 
-def _tables(module: TeamModule) -> list[MetricsCSV]:
+def _check_ranks(saved: int, here: int) -> None:
+    if saved != here:
+        raise ConfigError(
+            f"the checkpoint is of a run in {saved} process{'es' * (saved > 1)}, each with rows, answers that wait and "
+            f"random numbers of its own, and here there {'are' if here > 1 else 'is'} {here}: set trainer.devices and "
+            f"trainer.num_nodes as they were."
+        )
+
+
+def tables(module: TeamModule) -> list[MetricsCSV]:
+    """The loggers that write `metrics.csv`."""
     return [logger for logger in module.loggers if isinstance(logger, MetricsCSV)]

@@ -13,14 +13,11 @@ from typing import Any
 import lightning as L
 
 from mareinforce.checkpoint import TeamCheckpoint
+from mareinforce.errors import StopRequested
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
 )  # SLURM announces pre-emption by the last, or by SIGTERM
-
-
-class StopRequested(KeyboardInterrupt):
-    """Raised where a signal stops a run; no `except Exception` of a user's function takes it for an error."""
 
 
 class StopBySignal(L.Callback):
@@ -29,6 +26,8 @@ class StopBySignal(L.Callback):
     While answers are sampled and scored, which may take long, the rollout is given up: nothing of it has been learned,
     and the checkpoint is that of the step before. While agents learn, all of them finish the step first. A second
     signal ends the process at once; files are written whole or not at all, so the last checkpoint is whole.
+
+    Of several processes one signal to one of them ends all, at the same step: what one gives up all give up.
 
     Attributes:
         received: the signal, once there was one.
@@ -53,22 +52,23 @@ class StopBySignal(L.Callback):
             if number != getattr(signal, "SIGUSR1", None) or "SLURM_JOB_ID" in os.environ:
                 self._before[number] = signal.signal(number, self._handle)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        if self.received is not None:
-            raise StopRequested
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self.received is not None and pl_module.ranks.size == 1:  # else they agree on it inside the step
+            raise StopRequested(self.received)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self.received is not None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        received, stops = zip(*pl_module.ranks.gather((self.received, trainer.should_stop)), strict=True)
+        trainer.should_stop = any(stops)
+        agreed = next((one for one in received if one is not None), None)
+        if agreed is not None:
+            self.received = agreed
             save_boundary(trainer)
-            raise StopRequested
+            raise StopRequested(agreed)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Keep the last step's boundary, if it was a signal that ended the run."""
         if isinstance(exception, StopRequested):
+            self.received = self.received or signal.Signals(exception.signal)  # it may be another process's
             save_boundary(trainer)
         self._restore()
 
@@ -80,7 +80,7 @@ class StopBySignal(L.Callback):
         self._interruptible = True
         try:
             if self.received is not None:
-                raise StopRequested
+                raise StopRequested(self.received)
             return work()
         finally:
             self._interruptible = False
@@ -91,7 +91,7 @@ class StopBySignal(L.Callback):
         self.received = signal.Signals(number)
         sys.stderr.write(f"\n{self.received.name}: stopping at the step's boundary; once more to end at once\n")
         if self._interruptible:
-            raise StopRequested
+            raise StopRequested(self.received)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

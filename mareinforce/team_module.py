@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -14,20 +15,24 @@ from mareinforce.agents.arguments import check_agents, check_team_config
 from mareinforce.agents.rendering import renderings
 from mareinforce.agents.team import Team
 from mareinforce.agents.workers import Workers
+from mareinforce.concurrent_calls import CallRunner
 from mareinforce.config import ALGORITHMS, MAGRPOConfig
+from mareinforce.config_rules import check_for_ranks
 from mareinforce.devices import agent_places
 from mareinforce.errors import ConfigError
 from mareinforce.evaluation import Evaluation, Evaluators
 from mareinforce.learner import Learner
 from mareinforce.metrics import RunningMeans
 from mareinforce.notices import RunNotices
-from mareinforce.optim import build_optimizer, keep_state_beside_weights
+from mareinforce.optim import build_optimizer, keep_state_beside_weights, probe
 from mareinforce.phases import Phases
 from mareinforce.random_states import set_random_states
+from mareinforce.ranks import ALONE, Ranks
 from mareinforce.rewards.contract import Reward
 from mareinforce.rollout.engines.transformers import TransformersEngine
 from mareinforce.rollout.expand import Episode, Expansion
-from mareinforce.rollout.prompts import Formatters, Transition
+from mareinforce.rollout.prompts import Formatters
+from mareinforce.rollout.transition import Transition
 from mareinforce.types import IndexedRow
 
 UserCallable = Callable[..., Any]
@@ -53,7 +58,7 @@ class TeamModule(L.LightningModule):
         reward_func: scores joint answers, see `mareinforce.rewards.contract.Reward`.
         reward_processor: applied to every single reward before anything else uses it.
         formatters: row -> prompt, one or one an agent; default: the row's prompt.
-        external_transition: what is asked next, see `mareinforce.rollout.prompts.Transition`.
+        external_transition: what is asked next, see `mareinforce.rollout.transition.Transition`.
         eval_logger: measures evaluated rows; needs `eval_aggregator`.
         eval_aggregator: turns those measurements into metrics.
         config: the fields of the learning loop.
@@ -118,11 +123,16 @@ class TeamModule(L.LightningModule):
             "reference_places": agent_places(config.reference_devices, num_agents, "reference_devices"),
         }
         self.workers = Workers(concurrent=config.parallel_training == "mp")
-        self._reward = Reward(reward_func, num_agents, reward_processor)
+        self.calls = CallRunner(config.reward_workers, config.reward_worker_kind, config.reward_timeout)
+        self._reward = Reward(
+            reward_func, num_agents, reward_processor, on_error=config.on_reward_error, runner=self.calls
+        )
         self._formatters = Formatters(
             formatters, num_agents, prompt_column or "prompt", config.external_prompt_passthrough, config.history
         )
-        self._transition = None if external_transition is None else Transition(external_transition, num_agents)
+        self._transition = (
+            None if external_transition is None else Transition(external_transition, num_agents, runner=self.calls)
+        )
         self.evaluators = Evaluators(eval_logger, eval_aggregator)
         self._notices = RunNotices(config)
         self._validation: Evaluation | None = None
@@ -146,6 +156,10 @@ class TeamModule(L.LightningModule):
         self._resumed_random_states: dict[str, Any] | None = None
         self.boundary: dict[str, Any] | None = None
         """In the middle of a step: what the run was like before, of what a step that is given up may have changed."""
+        self.ranks = ALONE
+        """The processes that train this team."""
+        self.overlong_prompts = 0
+        """Prompts of training, on all ranks, that were too long for their model."""
         self.interruptible: Callable[[Callable[[], Any]], Any] = lambda work: work()
         """Does what a signal may end in the middle."""
         self._prompt_column = prompt_column
@@ -216,6 +230,12 @@ class TeamModule(L.LightningModule):
         ]
 
     def setup(self, stage: str) -> None:
+        """Before anything loads: meet the other processes, if there are any. Raises ConfigError for what needs one."""
+        if self.ranks.size == 1:
+            self.ranks = Ranks.here()
+        check_for_ranks(self.config, self.ranks.size)
+        for table in run_state.tables(self):
+            table.move_to(self.ranks.of_first(table.save_dir))  # where nobody but rank 0 has chosen a run folder
         if stage == "fit":
             self.trainer.limit_val_batches = 0  # evaluation has its own schedule: before a batch trains
         data = getattr(self.trainer, "datamodule", None)
@@ -231,13 +251,23 @@ class TeamModule(L.LightningModule):
                 self.loaded_expansion().first_prompts(index, row)
 
     def on_train_start(self) -> None:
-        """A resumed optimizer's moments belong beside its weights, which may be on another device than Lightning's."""
+        """A resumed optimizer's moments belong beside its weights, which may be on another device than Lightning's.
+
+        Raises RankError if the processes do not begin with the same, from which alone the same steps lead on.
+        """
         for index in range(len(self.learners)):
             keep_state_beside_weights(self._optimizer(index))
+        if self.ranks.size > 1:
+            weights = probe(list(self.loaded_team().parameters())).float().numpy().tobytes()
+            digest = hashlib.blake2b(weights, digest_size=8).hexdigest()
+            progress = (self.batches, self.env_step, self.updates)
+            same = {"config": self.config, "seed": self.seed, "batches per epoch": self.trainer.num_training_batches}
+            self.ranks.check_same({**same, "progress": progress, "weights": digest})
 
     def teardown(self, stage: str) -> None:
         """Leave no worker behind, and the user's models as what they were given as."""
         self.workers.close()
+        self.calls.close()
         if self.team is not None:
             self.team.rest()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +12,7 @@ from mareinforce.errors import ConfigError
 HALVES = ("16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
 _LOSS_SCALED = (16, "16", "16-mixed")
 _ONE_DEVICE = (1, "1", "auto", "0", "0,")
-_STRATEGIES = ("auto", "single_device")
+_STRATEGIES = ("auto", "single_device", "ddp")
 
 _Rule = tuple[Callable[[Any], bool], str]
 
@@ -19,12 +21,7 @@ def _only(*accepted: Any) -> Callable[[Any], bool]:
     return lambda value: value in accepted
 
 
-def _one_device(value: Any) -> bool:
-    return value in _ONE_DEVICE or (isinstance(value, list) and len(value) == 1)
-
-
 _EVALUATION = "evaluation follows model.config.eval_interval and model.config.eval_num_samples; leave it out"
-_PROCESSES = "agents train in one process on one device as yet"
 
 RULES: dict[str, _Rule] = {
     "max_steps": (_only(-1, None), "Lightning's steps add up every agent's; set model.config.max_updates instead"),
@@ -40,8 +37,6 @@ RULES: dict[str, _Rule] = {
         "node samples are gathered before an update; set model.config.train_batch_size and "
         "model.config.rollout_buffer_size instead",
     ),
-    "num_nodes": (_only(1), f"{_PROCESSES}; set it to 1"),
-    "devices": (_one_device, f"{_PROCESSES}; set it to 1"),
     "use_distributed_sampler": (_only(False), "rows are shared out by the data module; leave it out"),
     "barebones": (_only(False), "a run always writes metrics.csv; leave it out"),
     "val_check_interval": (_only(None), _EVALUATION),
@@ -58,6 +53,35 @@ def check_trainer(arguments: Mapping[str, Any], *, training: bool) -> None:
             raise ConfigError(f"trainer.{name}={arguments[name]!r}: {reason}.")
     _check_precision(arguments.get("precision"))
     _check_strategy(arguments.get("strategy", "auto"))
+    if training:
+        _check_processes(arguments)
+
+
+def several_processes(arguments: Mapping[str, Any]) -> bool:
+    """Do the `trainer.*` arguments ask for several processes? `strategy: ddp` does, also for one device."""
+    devices, strategy = arguments.get("devices", 1), arguments.get("strategy", "auto")
+    one_device = devices in _ONE_DEVICE or (isinstance(devices, list) and len(devices) == 1)
+    return strategy == "ddp" or not one_device or arguments.get("num_nodes", 1) > 1
+
+
+def _check_processes(arguments: Mapping[str, Any]) -> None:
+    strategy = arguments.get("strategy", "auto")
+    if several_processes(arguments) and strategy == "single_device":
+        raise ConfigError(
+            f"trainer.strategy={strategy!r}: is one process on one device; with several devices or num_nodes set "
+            f"trainer.strategy: ddp."
+        )
+    if several_processes(arguments) and hasattr(sys, "ps1"):
+        raise ConfigError(
+            f"trainer.strategy={strategy!r}: every process runs the script or command again, and there is none in an "
+            f"interactive session; write a script, or train in one process (devices: 1)."
+        )
+    started = int(os.environ.get("WORLD_SIZE", 1))
+    if not several_processes(arguments) and started > 1:
+        raise ConfigError(
+            f"trainer.strategy={strategy!r}: {started} processes were started, and each would train a team of its own; "
+            f"set trainer.strategy: ddp, trainer.devices to those of one machine and trainer.num_nodes to the machines."
+        )
 
 
 def _check_precision(precision: Any) -> None:
@@ -78,7 +102,14 @@ def _check_strategy(strategy: Any) -> None:
         return
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if any(word in name.lower() for word in ("fsdp", "deepspeed", "modelparallel")):
-        reason = "it cannot shard models that have an optimizer each and are stepped by hand"
+        reason = (
+            "it cannot shard models that have an optimizer each and are stepped by hand. Set ddp, with agents that "
+            "share one base (model.lora), or train in one process with an agent a device (model.config.agent_devices)"
+        )
+    elif any(word in name.lower() for word in ("spawn", "fork", "notebook")):
+        reason = "processes run the command again instead, so that each builds its own callables; set ddp"
+    elif "ddp" in name.lower():
+        reason = "backward synchronises nothing here, so its options have no meaning; set ddp"
     else:
-        reason = _PROCESSES
-    raise ConfigError(f"trainer.strategy={name!r}: {reason}; leave it at auto.")
+        reason = "is not known here; leave it at auto, or set ddp"
+    raise ConfigError(f"trainer.strategy={name!r}: {reason}.")

@@ -115,7 +115,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class NodeSample:
-    """One agent's K completions at one node with what they were worth: the unit of the rollout buffer."""
+    """One agent's completions at one node with what they were worth: the unit of the rollout buffer.
+
+    K is here the number of those that have a return: all that were sampled, unless rewards were skipped.
+    """
 
     agent: int
     turn: int
@@ -131,3 +134,4 @@ class NodeSample:
     policy_version: int  # how often the agent's weights had changed when it was sampled
     kl: ReferenceKL | None = None
     kl_penalty: Tensor | None = None  # float64 [K], what was subtracted
+    ks: tuple[int, ...] = ()  # [K], which of the node's completions they are; (): all, in their order

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mareinforce.data.sources import Source, load_rows
 from mareinforce.errors import ConfigError
+from mareinforce.ranks import ALONE, Ranks
 from mareinforce.types import IndexedRow
 
 
@@ -59,16 +60,45 @@ class KeyedOrder(Sampler[int]):
         return iter(stream.permutation(self._size).tolist()[start:])
 
 
+class DealtRows(Sampler[list[int]]):
+    """The rows of each step for one rank: as from a pack of cards, in the one order of the epoch, none of them twice.
+
+    A step takes `prompts_per_step` rows a rank. Where rows end, it takes what is left, and a rank may have none.
+    """
+
+    def __init__(self, order: KeyedOrder, prompts_per_step: int, rank: int, ranks: int) -> None:
+        self.sampler = order  # by this name Lightning finds whom to tell the epoch
+        self._step, self._rank, self._ranks = prompts_per_step * ranks, rank, ranks
+
+    def __len__(self) -> int:
+        return -(-len(self.sampler) // self._step)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(self.sampler)
+        for start in range(0, len(order), self._step):
+            yield order[start : start + self._step][self._rank :: self._ranks]
+
+
 class TrainingLoader(DataLoader[IndexedRow]):
     """Batches of training rows; a checkpoint keeps how many of the epoch's are done, and a resumed run goes on there.
 
-    ``batches_done``: tells how many batches of this epoch have been trained. The loader draws from no global random
-    stream, so that those of the user's functions are the same with and without a resume.
+    ``prompts_per_step``: rows of each rank. ``batches_done``: tells how many batches of this epoch have been trained.
+    The loader draws from no global random stream, so that those of the user's functions are the same with and without a
+    resume.
     """
 
-    def __init__(self, rows: IndexedRows, order: KeyedOrder, batch_size: int, batches_done: Callable[[], int]) -> None:
-        super().__init__(rows, batch_size=batch_size, sampler=order, collate_fn=as_list, generator=torch.Generator())
+    def __init__(
+        self,
+        rows: IndexedRows,
+        order: KeyedOrder,
+        prompts_per_step: int,
+        batches_done: Callable[[], int],
+        ranks: Ranks = ALONE,
+    ) -> None:
+        dealt = DealtRows(order, prompts_per_step, ranks.rank, ranks.size)
+        super().__init__(rows, batch_sampler=dealt, collate_fn=as_list, generator=torch.Generator())
         self._order, self._batches_done = order, batches_done
+        self._prompts_per_step, self._ranks = prompts_per_step, ranks.size
 
     def state_dict(self) -> dict[str, Any]:
         """How far the epoch has come (0 at its end), and what the order of its rows and batches depends on."""
@@ -79,7 +109,6 @@ class TrainingLoader(DataLoader[IndexedRow]):
 
         Raises ConfigError in the middle of an epoch whose rows would now come in another order, or in other batches.
         """
-        assert self.batch_size is not None
         here = self._order_of_epoch()
         differing = [name for name, value in here.items() if state[name] != value] if state["batches"] else []
         if differing:
@@ -89,10 +118,10 @@ class TrainingLoader(DataLoader[IndexedRow]):
                 f"{here[name]!r}, so rows would be left out or come twice. Set it as it was, or go on from the end of "
                 f"an epoch."
             )
-        self._order.start = state["batches"] * self.batch_size
+        self._order.start = state["batches"] * self._prompts_per_step * self._ranks
 
     def _order_of_epoch(self) -> dict[str, Any]:
-        return {"prompts_per_step": self.batch_size, **self._order.described()}
+        return {"prompts_per_step": self._prompts_per_step, **self._order.described()}
 
 
 def as_list(batch: list[IndexedRow]) -> list[IndexedRow]:
@@ -145,11 +174,12 @@ class RowsDataModule(L.LightningDataModule):
         return [(index, self._eval_rows[index]) for index in range(size)]
 
     def train_dataloader(self) -> DataLoader[IndexedRow]:
-        """Batches of `prompts_per_step` rows; the last may be smaller."""
+        """Batches of `prompts_per_step` rows for this rank; the last may be smaller."""
         module = self._module()
         rows = IndexedRows(self._train_rows)
         order = KeyedOrder(len(rows), module.seed, self.shuffle)
-        return TrainingLoader(rows, order, module.config.prompts_per_step, lambda: int(module.batches_in_epoch))
+        size, done = module.config.prompts_per_step, lambda: int(module.batches_in_epoch)
+        return TrainingLoader(rows, order, size, done, getattr(module, "ranks", ALONE))
 
     def val_dataloader(self) -> Any:
         """Batches of evaluation rows for `Trainer.validate`; while fitting, evaluation has its own schedule."""

@@ -54,7 +54,15 @@ def sample_of_state(state: Mapping[str, Any]) -> NodeSample:
     """The node sample again."""
     completions = tuple(Completion(*one) for one in state["completions"])
     kl = None if state["kl"] is None else ReferenceKL(*state["kl"])
-    return NodeSample(**{**state, "completions": completions, "kl": kl, "path": tuple(state["path"])})
+    return NodeSample(
+        **{
+            **state,
+            "completions": completions,
+            "kl": kl,
+            "path": tuple(state["path"]),
+            "ks": tuple(state.get("ks", ())),
+        }
+    )
 
 
 def by_node(samples: Sequence[NodeSample]) -> list[NodeSamples]:
@@ -94,3 +102,18 @@ def mini_batches(
         for start in range(0, len(group), size):
             batches.append([sample for node in group[start : start + size] for sample in node])
     return batches
+
+
+def side_by_side(
+    batches: Sequence[list[NodeSample]], turns: Sequence[Sequence[int]], rank: int
+) -> list[list[NodeSample]]:
+    """One rank's mini-batches for the optimizer steps of all ranks: empty where others have more of a turn.
+
+    ``turns``: the turn of every rank's mini-batches, by rank, lowest first. Steps never mix turns.
+    """
+    waiting = list(batches)
+    steps = []
+    for turn in sorted({turn for own in turns for turn in own}):
+        counts = [list(own).count(turn) for own in turns]
+        steps += [waiting.pop(0) if step < counts[rank] else [] for step in range(max(counts))]
+    return steps

@@ -14,18 +14,24 @@ from mareinforce.algorithms.advantages import BaselineMode, Normalization, advan
 from mareinforce.algorithms.kl import joint_action_count
 from mareinforce.algorithms.returns import completion_returns, held_return, joint_return
 from mareinforce.config import MAGRPOConfig
-from mareinforce.rollout.tree import Node, nodes_by_level
+from mareinforce.rollout.tree import Node, nodes_by_level, valid
 from mareinforce.types import NodeSample, ReferenceKL
 
 
-def assign_returns(root: Node, *, num_turns: int, discount: float, hold: bool) -> list[float]:
-    """Fill `returns` of every node of a tree, leaves first; return the root's, [J]."""
-    returns = []
+def assign_returns(root: Node, *, num_turns: int, discount: float, hold: bool) -> list[float | None]:
+    """Fill `returns` of every node of a tree, leaves first; return the root's, [J].
+
+    A joint action has none (None) if its reward was skipped, or if no joint action of its child has one: its reward
+    alone would stand for a future that is not known.
+    """
+    returns: list[float | None] = []
     for j, reward in enumerate(root.rewards):
         child = root.children[j]
-        if child is not None:
-            below = assign_returns(child, num_turns=num_turns, discount=discount, hold=hold)
-            returns.append(joint_return(reward, below, discount))
+        if reward is None:
+            returns.append(None)
+        elif child is not None:
+            below = valid(assign_returns(child, num_turns=num_turns, discount=discount, hold=hold))
+            returns.append(joint_return(reward, below, discount) if below else None)
         elif hold and root.stopped[j]:
             returns.append(held_return(reward, num_turns - 1 - root.turn, discount))
         else:
@@ -34,12 +40,29 @@ def assign_returns(root: Node, *, num_turns: int, discount: float, hold: bool) -
     return returns
 
 
-def number_env_steps(trees: Sequence[Node], env_step: int) -> int:
-    """Number the joint actions of whole trees: row by row, level by level. Returns the new count."""
-    for root in trees:
-        for node in nodes_by_level(root):
-            env_step += len(node.rewards)
-            node.env_step = env_step
+def tree_env_steps(root: Node) -> int:
+    """Joint actions of a whole tree."""
+    return sum(len(node.rewards) for node in nodes_by_level(root))
+
+
+def number_env_steps(
+    trees: Sequence[Node], env_step: int, sizes: Sequence[Sequence[int]] | None = None, rank: int = 0
+) -> int:
+    """Number the joint actions of whole trees: row by row, level by level. Returns the new count.
+
+    Those whose reward was skipped count too: they were played, and the numbers of the others do not depend on them.
+
+    ``sizes``: `tree_env_steps` of the trees that each rank has grown in this step; default: of these. Rows are counted
+    in the order they were dealt to the ranks in, so numbers are those of one process that has all the rows.
+    """
+    sizes = [[tree_env_steps(root) for root in trees]] if sizes is None else sizes
+    dealt = sorted((place, other) for other, own in enumerate(sizes) for place in range(len(own)))
+    for place, other in dealt:
+        count = env_step
+        for node in nodes_by_level(trees[place]) if other == rank else ():
+            count += len(node.rewards)
+            node.env_step = count
+        env_step += sizes[other][place]
     return env_step
 
 
@@ -50,8 +73,9 @@ def full_tree_nodes(num_agents: int, num_completions: int, joint_mode: str, turn
 
 
 def reach_weight(node: Node) -> float:
-    """1 / (joint actions at each node on the way here): a node's share of its turn where all ancestors are full."""
-    return 1.0 if node.parent is None else reach_weight(node.parent) / len(node.parent.joint_actions)
+    """1 / (joint actions with a return at each node on the way here): a node's share of its turn where all ancestors
+    are full."""
+    return 1.0 if node.parent is None else reach_weight(node.parent) / len(valid(node.parent.returns))
 
 
 def measure_reference_kl(team: Team, agent: int, trees: Sequence[Node], config: MAGRPOConfig) -> None:
@@ -95,23 +119,29 @@ def node_samples(
 ) -> list[NodeSample]:
     """One sample per speaking agent of a node whose returns are assigned.
 
+    It holds the completions that take part in a joint action with a return; an agent that has fewer than two of them
+    gets no sample.
+
     ``policy_versions``: [N]. ``num_rows``: rows rolled out together (B), whose mean a tree-weighted update is; rows in
     which an agent is idle count in it.
     """
-    joint_returns = torch.tensor(node.returns, dtype=torch.float64)
+    counts = torch.tensor([one is not None for one in node.returns])
+    joint_returns = torch.tensor([0.0 if one is None else one for one in node.returns], dtype=torch.float64)
     weight = config.discount**node.turn * reach_weight(node) / num_rows if config.turn_weighting == "tree" else 1.0
     samples = []
     for agent, answers in enumerate(node.answers):
         if answers is None:
             continue
-        indices = [joint[agent] for joint in node.joint_actions]
-        returns = completion_returns(
-            joint_returns,
-            [index for index in indices if index is not None],
-            len(answers.completions),
-            config.cross_reduction,
-        )
-        penalty = None if answers.kl is None else kl_penalty(answers.kl, node, config)
+        indices = [index for joint in node.joint_actions if (index := joint[agent]) is not None]
+        kept = sorted({k for k, one in zip(indices, node.returns, strict=True) if one is not None})
+        if len(kept) < 2:
+            continue
+        size = len(answers.completions)
+        returns = completion_returns(joint_returns, indices, size, config.cross_reduction, counts)[kept]
+        kl, penalty = None, None
+        if answers.kl is not None:
+            kl = ReferenceKL(answers.kl.charged[kept], answers.kl.k3[kept])
+            penalty = kl_penalty(answers.kl, node, config)[kept]
         samples.append(
             NodeSample(
                 agent=agent,
@@ -119,15 +149,16 @@ def node_samples(
                 row=node.row_index,
                 path=node.path,
                 prompt_ids=answers.prompt_ids,
-                completions=tuple(answers.completions),
+                completions=tuple(answers.completions[k] for k in kept),
                 returns=returns,
                 advantages=penalised_advantages(returns, penalty, config),
                 zero_signal=is_zero_signal(returns),
                 weight=weight,
                 env_step=node.env_step,
                 policy_version=policy_versions[agent],
-                kl=answers.kl,
+                kl=kl,
                 kl_penalty=penalty,
+                ks=tuple(kept),
             )
         )
     return samples

@@ -11,10 +11,11 @@ from typing import Any, Literal
 from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import MareinforceWarning, OverlongPrompt, PromptError
 from mareinforce.phases import Phases
-from mareinforce.rewards.contract import Reward
+from mareinforce.rewards.contract import JointAnswers, Reward
 from mareinforce.rollout.joint import joint_actions
-from mareinforce.rollout.prompts import Formatters, Transition, with_others_words
-from mareinforce.rollout.tree import Node
+from mareinforce.rollout.prompts import Formatters, with_others_words
+from mareinforce.rollout.transition import Branch, Transition
+from mareinforce.rollout.tree import Node, valid
 from mareinforce.types import Answers, Encoder, Engine, IndexedRow, Prompt, Purpose, Request, Row, Sampling, StreamKey
 
 
@@ -79,11 +80,10 @@ class Expansion:
             with self.phases.measure("generation"):
                 self._sample(level, episode)
             with self.phases.measure("reward"):
-                for node in level:
-                    self._score(node, turn, episode)
+                self._score(level, turn, episode)
             if turn + 1 < episode.num_turns:
                 with self.phases.measure("transition"):
-                    level = [child for node in level for child in self._expand(node, episode) if child is not None]
+                    level = self._expand(level, episode)
         return roots
 
     def first_prompts(self, index: int, row: Row, purpose: str = "check") -> list[Answers | None]:
@@ -156,49 +156,63 @@ class Expansion:
             for k in range(episode.num_completions)
         )
 
-    def _score(self, node: Node, turn: int, episode: Episode) -> None:
-        """Score every joint action of a node in one call of the reward, and decide which are not expanded."""
-        speaking = [answers is not None for answers in node.answers]
-        node.joint_actions = joint_actions(speaking, episode.num_completions, episode.joint_mode)
-        joint = range(len(node.joint_actions))
-        scores = self.reward.score(
-            [[node.text(agent, j) for j in joint] for agent in range(self.num_agents)],
+    def _score(self, level: Sequence[Node], turn: int, episode: Episode) -> None:
+        """Score every joint action, one call of the reward a node, and decide which are not expanded."""
+        for node in level:
+            speaking = [answers is not None for answers in node.answers]
+            node.joint_actions = joint_actions(speaking, episode.num_completions, episode.joint_mode)
+        told = [self._joint_answers(node, turn, episode.num_turns) for node in level]
+        for node, scores in zip(level, self.reward.score_all(told), strict=True):
+            node.raw_rewards, node.rewards, node.components = scores.raw, scores.processed, scores.components
+            node.children = [None for _ in node.joint_actions]
+            last = turn + 1 == episode.num_turns
+            node.stopped = [False for _ in node.joint_actions] if last else stopped_early(node.rewards, episode)
+
+    def _joint_answers(self, node: Node, turn: int, num_turns: int) -> JointAnswers:
+        agents, joint = range(self.num_agents), range(len(node.joint_actions))
+        return JointAnswers(
+            [[node.text(agent, j) for j in joint] for agent in agents],
             row=node.row,
             prompt=self.formatters.row_prompt(node.row),
             turn=turn,
-            num_turns=episode.num_turns,
+            num_turns=num_turns,
             prompt_history_per_agent=node.prompt_history(),
             response_history_per_agent=node.response_history(),
-            ended=[[node.ended(agent, j) for j in joint] for agent in range(self.num_agents)],
+            ended=[[node.ended(agent, j) for j in joint] for agent in agents],
+            path=node.path,
         )
-        node.raw_rewards, node.rewards, node.components = scores.raw, scores.processed, scores.components
-        node.children = [None for _ in joint]
-        node.stopped = [False for _ in joint]
-        threshold = episode.early_termination_threshold
-        if threshold is not None and turn + 1 < episode.num_turns:
-            if episode.early_termination_on == "joint_action":
-                node.stopped = [reward > threshold for reward in node.rewards]
-            else:
-                node.stopped = [sum(node.rewards) / len(node.rewards) > threshold for _ in joint]
 
-    def _expand(self, node: Node, episode: Episode) -> list[Node | None]:
-        """Give every joint action that goes on its child node, [J]; a branch ends where all agents get None."""
-        node.children = [None if stopped else self._child(node, j, episode) for j, stopped in enumerate(node.stopped)]
-        return node.children
-
-    def _child(self, node: Node, joint_action: int, episode: Episode) -> Node | None:
-        if self.transition is None:
+    def _expand(self, level: Sequence[Node], episode: Episode) -> list[Node]:
+        """Give every joint action that goes on its child node, and return these; a branch ends where all agents get
+        None, and where the reward was skipped."""
+        on = [
+            (node, j, reward)
+            for node in level
+            for j, (reward, stopped) in enumerate(zip(node.raw_rewards, node.stopped, strict=True))
+            if reward is not None and not stopped
+        ]
+        if on and self.transition is None:
             raise PromptError("num_turns is above 1, but there is no external_transition to lead to the next turn.")
-        prompt_history, response_history = node.prompt_history(), node.responses_through(joint_action)
-        external = self.transition.next_prompts(
+        branches = [self._branch(node, j, reward) for node, j, reward in on]
+        prompts = [] if self.transition is None else self.transition.next_prompts(branches)
+        for (node, j, _), external in zip(on, prompts, strict=True):
+            node.children[j] = self._child(node, j, external, episode)
+        return [child for node in level for child in node.children if child is not None]
+
+    def _branch(self, node: Node, joint_action: int, reward: float) -> Branch:
+        return Branch(
             prompt=self.formatters.row_prompt(node.row),
             agent_completions=[node.text(agent, joint_action) for agent in range(self.num_agents)],
-            prompt_history_per_agent=prompt_history,
-            response_history_per_agent=response_history,
+            prompt_history_per_agent=node.prompt_history(),
+            response_history_per_agent=node.responses_through(joint_action),
             batch_item=node.row,
             turn=node.turn,
-            reward=node.raw_rewards[joint_action],
+            reward=reward,
+            path=(*node.path, joint_action),
         )
+
+    def _child(self, node: Node, joint_action: int, external: list[Prompt | None], episode: Episode) -> Node | None:
+        response_history = node.responses_through(joint_action)
         spoken: list[dict[str, Any]] = [
             {"prompt_history": conversation, "response_history": responses}
             for conversation, responses in zip(node.conversation_history(), response_history, strict=True)
@@ -224,3 +238,17 @@ class Expansion:
         if all(answer is None for answer in answers):
             return None
         return Node(node.row_index, node.row, answers, parent=node, parent_action=joint_action)
+
+
+def stopped_early(rewards: Sequence[float | None], episode: Episode) -> list[bool]:
+    """Which joint actions of a node are not expanded because of what they, or all of them, have earned already, [J].
+
+    A skipped reward (None) is in no mean, and is not expanded anyway.
+    """
+    threshold, found = episode.early_termination_threshold, valid(rewards)
+    if threshold is None or not found:
+        return [False for _ in rewards]
+    if episode.early_termination_on == "joint_action":
+        return [reward is not None and reward > threshold for reward in rewards]
+    over = sum(found) / len(found) > threshold
+    return [over and reward is not None for reward in rewards]

@@ -1,4 +1,4 @@
-"""What each agent is shown: the user's formatters at a row, and the user's transition between two turns."""
+"""What each agent is shown: the user's formatters at a row, and the conversation of its branch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,7 @@ from mareinforce.types import Prompt, Row
 ORIGINAL_PROMPT = "_original_prompt"
 """Where a formatter finds the row's own prompt once a transition's prompt stands in its place."""
 
-TRANSITION_KEYWORDS = (
-    "prompt",
-    "agent_completions",
-    "num_agents",
-    "prompt_history_per_agent",
-    "response_history_per_agent",
-    "batch_item",
-    "turn",
-    "reward",
-)
-"""What an external transition may declare by name."""
-
-_RULE = "A prompt is a text, a list of messages (dicts with 'role' and 'content'), or None for an agent that is idle"
+RULE = "A prompt is a text, a list of messages (dicts with 'role' and 'content'), or None for an agent that is idle"
 
 
 class Formatters:
@@ -159,7 +147,7 @@ class Formatters:
     def _own_prompt(self, row: Row, where: str) -> Prompt | None:
         prompt = self.row_prompt(row)
         if prompt is None:
-            raise PromptError(f"column {self.prompt_column!r} of a row is None ({where}). {_RULE}; a row needs one.")
+            raise PromptError(f"column {self.prompt_column!r} of a row is None ({where}). {RULE}; a row needs one.")
         return check_prompt(prompt, f"column {self.prompt_column!r}", None, where)
 
 
@@ -202,76 +190,18 @@ def with_others_words(external_prompt: str, agent: int, said: Sequence[str]) -> 
     return "\n\n".join([*others, external_prompt])
 
 
-class Transition:
-    """The user's ``external_transition``: from a joint answer to the next turn's prompts, called once a branch.
-
-    It is called by keyword only, with those of these that it declares, or all with ``**kwargs``: ``prompt`` (the
-    row's own), ``agent_completions`` [N], ``num_agents``, ``prompt_history_per_agent`` and
-    ``response_history_per_agent`` [N][turn + 1] (prompts as shown, None where idle; both with the turn just played),
-    ``batch_item`` (the row), ``turn`` (the turn just played, counted from 0), ``reward`` (raw, of this joint answer).
-    All are copies. It returns N prompts, each a text, a message list, or None for an agent that is idle next; a single
-    None ends the branch.
-
-    Raises:
-        ConfigError: it cannot be called like that.
-    """
-
-    def __init__(self, external_transition: Any, num_agents: int) -> None:
-        self._num_agents = num_agents
-        self._function = UserFunction(
-            external_transition, "external_transition", positional=(), known=TRANSITION_KEYWORDS
-        )
-
-    def next_prompts(
-        self,
-        *,
-        prompt: Any,
-        agent_completions: Sequence[str],  # [N]
-        prompt_history_per_agent: Sequence[Sequence[Prompt | None]],  # [N][turn + 1]
-        response_history_per_agent: Sequence[Sequence[str]],  # [N][turn + 1]
-        batch_item: Row,
-        turn: int,
-        reward: float,
-    ) -> list[Prompt | None]:
-        """The N prompts of the next turn.
-
-        Raises:
-            UserCodeError: the transition raised.
-            PromptError: it returned the wrong number or the wrong kind of things.
-        """
-        where = f"after {place(prompt, turn)}"
-        values = {
-            "prompt": prompt,
-            "agent_completions": list(agent_completions),
-            "num_agents": self._num_agents,
-            "prompt_history_per_agent": [list(history) for history in prompt_history_per_agent],
-            "response_history_per_agent": [list(history) for history in response_history_per_agent],
-            "batch_item": dict(batch_item),
-            "turn": turn,
-            "reward": reward,
-        }
-        result = self._function.call([], values, where)
-        label, expected = self._function.label, f"expected a list of {self._num_agents} prompts, one an agent"
-        if result is None:
-            return [None] * self._num_agents
-        if not isinstance(result, list | tuple):
-            raise PromptError(f"{label} returned {_kind(result)}; {expected} ({where}). {_RULE}.")
-        if len(result) != self._num_agents:
-            raise PromptError(f"{label} returned the wrong number: {expected}, got {len(result)} ({where}). {_RULE}.")
-        return [check_prompt(each, label, agent, where) for agent, each in enumerate(result)]
-
-
 def check_prompt(value: Any, source: str, agent: int | None, where: str) -> Prompt | None:
     """``value`` as a prompt of its own, or None. Raises PromptError naming ``source`` if it is not a prompt."""
     if value is None or isinstance(value, str):
         return value
     whom = "" if agent is None else f" for agent {agent}"
     if not isinstance(value, list) or not value:
-        raise PromptError(f"{source} gave {_kind(value)}{whom} ({where}). {_RULE}.")
+        raise PromptError(f"{source} gave {kind_of(value)}{whom} ({where}). {RULE}.")
     for index, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise PromptError(
-                f"{source} gave a list{whom} whose entry {index} is {_kind(message)}, not a message ({where}). {_RULE}."
+                f"{source} gave a list{whom} whose entry {index} is {kind_of(message)}, not a message ({where}). "
+                f"{RULE}."
             )
     return copy.deepcopy(value)
 
@@ -280,7 +210,8 @@ def _formatter(function: Any, role: str) -> UserFunction:
     return UserFunction(function, role, positional=["the row"], known=["external_prompts"])
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What something that is not a prompt is, in words."""
     if isinstance(value, list | tuple) and not value:
         return f"an empty {type(value).__name__}"
     if callable(value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,11 @@ JointAction = tuple[int | None, ...]
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One joint history: what each agent is shown and answers there, and what the joint answers earn."""
+    """One joint history: what each agent is shown and answers there, and what the joint answers earn.
+
+    None among rewards and components: the reward of that joint action failed and was skipped. Among returns: it has
+    none, because it was skipped itself, or because nothing below it has a return.
+    """
 
     row_index: int
     row: Row
@@ -23,12 +27,12 @@ class Node:
     parent: Node | None = None
     parent_action: int | None = None  # which joint action of the parent leads here
     joint_actions: list[JointAction] = field(default_factory=list)  # [J]
-    raw_rewards: list[float] = field(default_factory=list)  # [J]
-    rewards: list[float] = field(default_factory=list)  # [J], processed
-    components: dict[str, list[float]] = field(default_factory=dict)  # [J] each
+    raw_rewards: list[float | None] = field(default_factory=list)  # [J]
+    rewards: list[float | None] = field(default_factory=list)  # [J], processed
+    components: dict[str, list[float | None]] = field(default_factory=dict)  # [J] each
     stopped: list[bool] = field(default_factory=list)  # [J], True: not expanded, by early termination
     children: list[Node | None] = field(default_factory=list)  # [J]
-    returns: list[float] = field(default_factory=list)  # [J]
+    returns: list[float | None] = field(default_factory=list)  # [J]
     env_step: int = 0  # joint actions scored up to and including this node
 
     @property
@@ -75,6 +79,11 @@ class Node:
         """What each agent said up to and including a joint action of this node, [N][turn + 1]."""
         said = [self.text(agent, joint_action) for agent in range(len(self.answers))]
         return [[*history, text] for history, text in zip(self.response_history(), said, strict=True)]
+
+
+def valid(values: Sequence[float | None]) -> list[float]:
+    """Those of a node's values that are there, in their order."""
+    return [value for value in values if value is not None]
 
 
 def nodes_by_level(root: Node) -> Iterator[Node]:

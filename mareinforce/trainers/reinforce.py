@@ -17,11 +17,13 @@ from mareinforce.checkpoint import TeamCheckpoint, checkpoint_to_resume, folder_
 from mareinforce.config import ALGORITHMS, MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
+from mareinforce.ddp import TeamDDP
 from mareinforce.errors import ConfigError
 from mareinforce.module import MultiAgentReinforce
 from mareinforce.quiet import quiet
-from mareinforce.run_folder import new_run_folder
+from mareinforce.run_folder import run_folder_of_rank
 from mareinforce.signals import StopBySignal
+from mareinforce.trainer_rules import check_trainer, several_processes
 
 __all__ = [
     "MAGRPOConfig",
@@ -63,6 +65,9 @@ class MAGRPOTrainer:
         default_root_dir: the folder under which every run gets a numbered folder of its own.
         callbacks: further Lightning callbacks.
         accelerator: Lightning's choice of hardware.
+        devices: processes of this machine, each with a device and the whole team: more than 1 run the script again.
+        num_nodes: machines.
+        strategy: ddp for several processes, which is also what auto means then.
 
     Raises:
         ConfigError: an argument or a combination of them is refused; nothing has been loaded then.
@@ -96,7 +101,12 @@ class MAGRPOTrainer:
         default_root_dir: str | os.PathLike[str] = "runs",
         callbacks: Sequence[L.Callback] = (),
         accelerator: str = "auto",
+        devices: int | str | list[int] = 1,
+        num_nodes: int = 1,
+        strategy: str = "auto",
     ) -> None:
+        self._processes: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
+        check_trainer(self._processes, training=True)
         trains = None if trainable is None else list(trainable)
         num_agents = check_agents(
             agent_model, agents, num_agents, tokenizer, model_config, share_policy=share_policy, trainable=trains
@@ -142,14 +152,18 @@ class MAGRPOTrainer:
             raise ConfigError("train_dataset is missing: train() needs rows to train on.")
         self.data.setup("fit")  # refuse bad rows before a folder is made or a model loads
         checkpoint = checkpoint_to_resume(resume_from_checkpoint, self._root, "resume_from_checkpoint")
-        self.run_folder = folder_of_run(checkpoint) or new_run_folder(self._root)
+        self.run_folder = folder_of_run(checkpoint) or run_folder_of_rank(self._root)
+        table = MetricsCSV(self.run_folder)
+        several = several_processes(self._processes)
+        processes = {**self._processes, "strategy": TeamDDP() if several else "auto"}
         stopping = StopBySignal()
         with quiet():
             trainer = L.Trainer(
                 accelerator=self._accelerator,
-                devices=1,
+                **processes,
+                use_distributed_sampler=False,
                 max_epochs=self.args.num_train_epochs,
-                logger=[MetricsCSV(self.run_folder), *self._trackers()],
+                logger=[table, *self._trackers()],
                 callbacks=[*self._checkpointing(), *self._callbacks, stopping],
                 default_root_dir=self.run_folder,
                 log_every_n_steps=1,
@@ -162,6 +176,7 @@ class MAGRPOTrainer:
                     raise
             finally:
                 self.module.teardown("fit")  # which Lightning leaves out after an error
+                self.run_folder = Path(table.save_dir)  # on every rank that of rank 0
         if stopping.received == signal.SIGINT:
             raise KeyboardInterrupt
         if stopping.received is not None:
@@ -179,11 +194,19 @@ class MAGRPOTrainer:
         if self._accelerator == "auto" and torch.accelerator.is_available():
             self.module.to(torch.accelerator.current_accelerator())
         count = self.args.eval_num_samples if num_eval_samples is None else num_eval_samples
-        return self.module.evaluate(self.data.eval_rows(count))
+        try:
+            return self.module.evaluate(self.data.eval_rows(count))
+        finally:
+            self.module.calls.close()
 
     def save_model(self, output_dir: str | os.PathLike[str]) -> None:
-        """Save each agent with its tokenizer as `output_dir/agent_0`, `agent_1` ..., loadable by `from_pretrained`."""
-        self.module.save_model(output_dir)
+        """Save each agent with its tokenizer as `output_dir/agent_0`, `agent_1` ..., loadable by `from_pretrained`.
+
+        Of several processes rank 0 saves, and the others wait.
+        """
+        with self.module.ranks.together():
+            if self.module.ranks.rank == 0:
+                self.module.save_model(output_dir)
 
     def _checkpointing(self) -> list[L.Callback]:
         return [] if any(isinstance(one, Checkpoint) for one in self._callbacks) else [TeamCheckpoint()]

@@ -60,7 +60,54 @@ WORKLOADS = {
     "W2": Workload(agents=2, turns=2, generations=4, tokens=32),
     "W3": Workload(agents=2, turns=2, generations=3, tokens=32, joint="cross"),
     "W4": Workload(agents=2, turns=1, generations=8, tokens=64, prompt_tokens=200),
+    "W5": Workload(agents=2, turns=1, generations=16, tokens=96),
 }
+"""W5 is the quickstart's, meant for the tiny model: its 150 updates take 150 times `per_prompt_s`."""
+
+
+def without_own_loop() -> None:
+    """Sample with the models' generate, which reads each prompt K times and keeps ended rows."""
+    from mareinforce.rollout.engines import transformers
+
+    transformers.fits = lambda network: False
+
+
+def without_shared_prefixes() -> None:
+    """Score a row a completion."""
+    from mareinforce.agents import node_scoring
+
+    node_scoring.can_share_prefixes = lambda model: False
+
+
+def without_fused_optimizer() -> None:
+    """AdamW weight by weight."""
+    from mareinforce import optim
+
+    optim.FUSED_ON = ()
+
+
+def without_chunked_scores() -> None:
+    """Log-probs of all positions of a pass at once."""
+    from mareinforce.algorithms import logprobs
+
+    logprobs.CHUNK_SCORES = 2**40
+
+
+def without_joint_passes() -> None:
+    """A forward and backward pass a node."""
+    from mareinforce import optim
+    from mareinforce.agents.micro_batches import Piece
+
+    optim.micro_batches = lambda nodes, budget: (
+        [Piece(index, range(len(node.completion_ids)))] for index, node in enumerate(nodes)
+    )
+
+
+TECHNIQUES = {
+    "own_loop": without_own_loop, "shared_prefixes": without_shared_prefixes, "joint_passes": without_joint_passes,
+    "chunked_scores": without_chunked_scores, "fused_optimizer": without_fused_optimizer,
+}  # fmt: skip
+"""What can be left out, to see what it is worth."""
 
 
 class StepTimes(Callback):
@@ -150,6 +197,8 @@ def measure(workload: Workload, options: argparse.Namespace) -> dict[str, Any]:
 
     from mareinforce import MAGRPOConfig, MAGRPOTrainer
 
+    for name in options.without:
+        TECHNIQUES[name]()
     if options.threads:
         torch.set_num_threads(options.threads)
     longer = SENTENCE * (workload.prompt_tokens // 14 + 1) if workload.prompt_tokens else ""
@@ -210,6 +259,7 @@ def measure(workload: Workload, options: argparse.Namespace) -> dict[str, Any]:
         "start_s": round(wall - trained, 2),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB**2, 2),
         "prompts": options.prompts, "lora": options.lora, "kl": options.kl, "set": options.set,
+        "without": options.without,
     }  # fmt: skip
 
 
@@ -222,6 +272,7 @@ def main() -> None:
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--kl", action="store_true")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=JSON", help="a field of the configuration")
+    parser.add_argument("--without", action="append", default=[], choices=TECHNIQUES)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--accelerator", default="cpu")
     parser.add_argument("--peer", nargs=2, metavar=("PYTHON", "SCRIPT"))

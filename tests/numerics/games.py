@@ -15,7 +15,8 @@ from torch import Tensor
 
 from mareinforce.rewards.contract import Reward
 from mareinforce.rollout.expand import Episode, Expansion
-from mareinforce.rollout.prompts import Formatters, Transition
+from mareinforce.rollout.prompts import Formatters
+from mareinforce.rollout.transition import Transition
 from mareinforce.rollout.tree import Node, nodes_by_level
 from mareinforce.types import Completion, Request, Sampling
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mareinforce.algorithms.advantages import advantages
 from mareinforce.algorithms.returns import completion_returns
 from mareinforce.metrics import carried_reward
-from mareinforce.rollout.credit import assign_returns, number_env_steps
+from mareinforce.rollout.credit import assign_returns, number_env_steps, tree_env_steps
 from mareinforce.rollout.joint import joint_actions
 from mareinforce.rollout.tree import Node, nodes_by_level
 
@@ -67,6 +67,21 @@ def test_environment_steps_are_numbered_row_by_row_level_by_level():
     assert number_env_steps([first, second], 100) == 112
     assert [one.env_step for one in nodes_by_level(first)] == [102, 104, 106]
     assert [one.env_step for one in nodes_by_level(second)] == [108, 110, 112]
+
+
+def test_environment_steps_of_several_ranks_are_those_of_one_process_with_all_rows():
+    rows = [two_turn_tree(), node([1.0, 2.0]), node([0.0, 1.0]), two_turn_tree(), two_turn_tree()]
+    count = number_env_steps(rows, 100)
+    alone = [[one.env_step for one in nodes_by_level(root)] for root in rows]
+    dealt = [rows[rank::2] for rank in range(2)]  # as rows are
+    sizes = [[tree_env_steps(root) for root in own] for own in dealt]
+    for root in rows:
+        for one in nodes_by_level(root):
+            one.env_step = -1
+    assert [number_env_steps(own, 100, sizes, rank) for rank, own in enumerate(dealt)] == [count, count]
+    assert [[one.env_step for one in nodes_by_level(root)] for root in rows] == alone
+    number_env_steps(dealt[1], 100, sizes[::-1], 0)  # as if they were those of the other rank
+    assert [one.env_step for one in nodes_by_level(rows[1])] != alone[1]
 
 
 def test_a_carried_reward_stays_where_its_branch_ended():

@@ -13,7 +13,8 @@ from mareinforce.config import MAGRPOConfig
 from mareinforce.rewards.contract import Reward
 from mareinforce.rollout.credit import assign_returns, node_samples, number_env_steps
 from mareinforce.rollout.expand import Episode, Expansion
-from mareinforce.rollout.prompts import Formatters, Transition
+from mareinforce.rollout.prompts import Formatters
+from mareinforce.rollout.transition import Transition
 from mareinforce.rollout.tree import nodes_by_level
 from mareinforce.types import Completion, Sampling
 

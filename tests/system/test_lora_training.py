@@ -34,9 +34,9 @@ def spy(monkeypatch):
     """Calls a function before and after every update of a policy: (team, agent, made so far)."""
     seen = []
 
-    def watched(team, optimizer, batch, config, policy_version):
+    def watched(team, optimizer, batch, config, policy_version, ranks):
         before = [watch(team) for watch in seen]
-        update = update_policy(team, optimizer, batch, config, policy_version)
+        update = update_policy(team, optimizer, batch, config, policy_version, ranks)
         for watch, was in zip(seen, before, strict=True):
             watch.changes.append((batch[0].agent, [not same(a, b) for a, b in zip(was, watch(team), strict=True)]))
         return update
@@ -223,7 +223,7 @@ class TestSharedPolicy:
     def test_one_optimizer_steps_once_on_the_sum_over_agents_of_the_mean_over_nodes(self, tmp_path, base, monkeypatch):
         seen = []
 
-        def watched(team, optimizer, batch, config, policy_version):
+        def watched(team, optimizer, batch, config, policy_version, ranks):
             (policy,) = team.policies
             named = list(team.weights(policy).values())
             losses = {
@@ -233,7 +233,7 @@ class TestSharedPolicy:
             wanted = torch.autograd.grad(total, named)
             found, step = [], optimizer.step
             optimizer.step = lambda *a, **k: (found.append([w.grad.clone() for w in named]), step(*a, **k))
-            update = update_policy(team, optimizer, batch, config, policy_version)
+            update = update_policy(team, optimizer, batch, config, policy_version, ranks)
             del optimizer.step
             seen.append((len(batch), wanted, found, sum(update.losses.values()), float(total.detach())))
             return update

@@ -12,7 +12,7 @@ import torch
 
 import mareinforce.learner
 from mareinforce import MAREINFORCETrainer
-from tests.system.runs import STATES, Recorder, column, metrics, rank, table_team, train, unchanged, weights
+from tests.system.runs import STATES, Recorder, column, llama_team, metrics, rank, table_team, train, unchanged, weights
 
 LN2 = math.log(2.0)
 
@@ -243,3 +243,17 @@ def test_the_ratio_changes_the_gradient(tmp_path):
         ends.append(weights(agents[0]))
     assert [unchanged(ends[one], agents[0]) for one in (0, 1)] == [[False], [False]]
     assert not torch.equal(ends[0][0]["table.weight"], ends[1][0]["table.weight"])
+
+
+@pytest.mark.parametrize(("buffer", "alike"), [(2, True), (1, False)])
+@pytest.mark.filterwarnings("ignore:.*prompts_per_step")
+def test_two_rows_a_step_learn_what_one_row_a_step_does_if_the_buffer_holds_both(tmp_path, buffer, alike):
+    after = []
+    for rows in (1, 2):
+        models, words = llama_team()
+        train(
+            tmp_path / str(rows), agents=(models, words), rows=("a", "b c", "d", "e f"), prompts_per_step=rows,
+            rollout_buffer_size=buffer, max_new_tokens=4, num_generations=4, agent_learning_rate=0.01,
+        )  # fmt: skip
+        after.append(torch.cat([weight.flatten() for state in weights(models) for weight in state.values()]))
+    assert bool((after[0] - after[1]).abs().max() < 1e-5) == alike

@@ -6,7 +6,8 @@ import pytest
 
 from mareinforce.errors import ConfigError, PromptError, UserCodeError
 from mareinforce.rewards import Reward
-from mareinforce.rollout.prompts import Formatters, Transition
+from mareinforce.rollout.prompts import Formatters
+from mareinforce.rollout.transition import Branch, Transition
 from mareinforce.tasks.baselines import (
     FinalReward,
     LatestLogger,
@@ -113,11 +114,12 @@ class TestOneAgent:
 
 class TestPipeline:
     def prompts(self, pipeline, num_agents, turn, responses):
-        return Transition(pipeline, num_agents).next_prompts(
+        branch = Branch(
             prompt="2 + 2", agent_completions=[history[-1] for history in responses],
             prompt_history_per_agent=[["p"] * (turn + 1)] * num_agents, response_history_per_agent=responses,
             batch_item=ROW, turn=turn, reward=0.0,
         )  # fmt: skip
+        return Transition(pipeline, num_agents).next_prompts([branch])[0]
 
     def test_each_agent_speaks_in_its_own_turn_and_sees_those_before_it(self):
         pipeline = Pipeline([solver, checker, solver])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mareinforce.rollout.buffer import RolloutBuffer, by_node, mini_batches
+from mareinforce.rollout.buffer import RolloutBuffer, by_node, mini_batches, side_by_side
 from mareinforce.types import NodeSample
 
 
@@ -72,3 +72,12 @@ def test_the_samples_of_agents_that_share_a_policy_stay_together_by_node():
     for batch in batches:
         for step in {one.env_step for one in batch}:
             assert [one.agent for one in batch if one.env_step == step] == ([1] if step == 4 else [0, 1])
+
+
+def test_ranks_step_turn_by_turn_with_empty_places_where_others_have_more():
+    turns = [[0, 0, 1], [0, 2], []]
+    steps = []
+    for rank, own in enumerate(turns):
+        batches = [[sample(turn, step)] for step, turn in enumerate(own)]
+        steps.append([[one.turn for one in batch] for batch in side_by_side(batches, turns, rank)])
+    assert steps == [[[0], [0], [1], []], [[0], [], [], [2]], [[], [], [], []]]

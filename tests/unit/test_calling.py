@@ -7,8 +7,9 @@ import traceback
 import pytest
 from torch import nn
 
-from mareinforce.calling import UserFunction, brief, callable_name, place, run_to_completion
+from mareinforce.calling import UserFunction, brief, callable_name, place
 from mareinforce.errors import ConfigError, UserCodeError
+from mareinforce.event_loop import run_to_completion
 
 KNOWN = ("turn", "num_turns", "ended")
 

@@ -12,13 +12,14 @@ import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mareinforce import fit
 from mareinforce.checkpoint import TeamCheckpoint
 from mareinforce.cli import MareinforceCLI
 from mareinforce.csv_log import MetricsCSV
+from mareinforce.ddp import TeamDDP
 from mareinforce.errors import ConfigError, MareinforceError, MareinforceWarning
 from mareinforce.parse_errors import nearest_key
 from mareinforce.reporting import quiet
@@ -285,9 +286,9 @@ def test_the_last_checkpoint_is_looked_for_below_the_parent_and_gone_on_with_in_
         ("precision", ["bf16-true", "16-true"], "hardly ever changes"),
         ("precision", ["16-mixed", 16, "16"], "bf16-mixed"),
         ("strategy", ["fsdp", "fsdp_cpu_offload", "deepspeed_stage_3", FSDPStrategy()], "cannot shard"),
-        ("strategy", ["ddp", "ddp_notebook"], "one process"),
-        ("devices", [2, "2", -1, "-1", [0, 1], "0,1"], "one device"),
-        ("num_nodes", [2], "one device"),
+        ("strategy", ["ddp_spawn", "ddp_fork", "ddp_notebook"], "run the command again"),
+        ("strategy", ["ddp_find_unused_parameters_true", DDPStrategy()], "set ddp"),
+        ("strategy", ["horovod"], "not known here"),
         ("use_distributed_sampler", [True], "data module"),
         ("barebones", [True], "metrics.csv"),
         ("val_check_interval", [2, 0.5], "model.config.eval_interval"),
@@ -305,13 +306,50 @@ def test_trainer_arguments_that_would_mislead_are_refused(argument: str, values:
 
 @pytest.mark.parametrize(
     ("argument", "values"),
-    [("max_steps", [-1]), ("precision", [None, 32, "32-true", "bf16-mixed"]), ("strategy", ["auto", "single_device"]),
-     ("devices", ["auto", 1, "1", [3], "0,"]), ("max_epochs", [None, 0, 3]), ("limit_val_batches", [None, 0]),
+    [("max_steps", [-1]), ("precision", [None, 32, "32-true", "bf16-mixed"]), ("limit_val_batches", [None, 0]),
+     ("strategy", ["auto", "single_device", "ddp"]), ("devices", ["auto", 1, "1", [3], "0,", 2, -1, [0, 1]]),
+     ("num_nodes", [2]), ("max_epochs", [None, 0, 3]),
      ("accumulate_grad_batches", [1]), ("limit_train_batches", [2, 0.5]), ("use_distributed_sampler", [False])],
 )  # fmt: skip
 def test_trainer_arguments_that_do_what_they_say_are_taken(argument: str, values: list[Any]) -> None:
     for value in values:
         check_trainer({argument: value}, training=True)
+
+
+def test_processes_that_would_each_train_a_team_of_their_own_are_refused(monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    check_trainer({"strategy": "ddp", "devices": 2, "num_nodes": 2}, training=True)
+    check_trainer({}, training=False)
+    with pytest.raises(ConfigError, match=r"^trainer\.strategy='auto': 4 processes were started"):
+        check_trainer({"devices": 1}, training=True)
+
+
+def test_several_processes_need_a_command_to_run_again(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    check_trainer({"devices": 1}, training=True)
+    with pytest.raises(ConfigError, match="interactive session; write a script"):
+        check_trainer({"devices": 2}, training=True)
+    with pytest.raises(ConfigError, match="is one process on one device"):
+        check_trainer({"devices": 2, "strategy": "single_device"}, training=True)
+
+
+@pytest.mark.parametrize("arguments", [("--trainer.strategy", "ddp"), ("--trainer.devices", "2")])
+def test_several_processes_add_up_gradients_by_themselves(folder: Path, arguments: tuple[str, ...]) -> None:
+    cli = parse(*arguments)
+    assert isinstance(cli.trainer.strategy, TeamDDP)
+    assert not isinstance(parse().trainer.strategy, TeamDDP)
+    cli.trainer.strategy.connect(cli.model)
+    cli.trainer.strategy.configure_ddp()
+    assert cli.trainer.strategy.model is cli.model  # Lightning wraps it
+
+
+def test_evaluation_is_one_process_whatever_the_training_is(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(MareinforceCLI, "validate", lambda self, *args, **_: None)
+    arguments = ["--config", "recipe.yaml", "--trainer.strategy", "ddp", "--trainer.devices", "2"]
+    with quiet():
+        cli = MareinforceCLI("validate", arguments)
+    assert cli.trainer.world_size == 1
+    assert cli.trainer.num_devices == 1
 
 
 def test_evaluation_alone_may_be_limited() -> None:

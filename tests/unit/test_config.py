@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from mareinforce import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
-from mareinforce.config_rules import NOT_YET
 from mareinforce.errors import ConfigError
 
 DEFAULTS = {
@@ -92,20 +91,6 @@ def test_combinations_that_make_no_sense_are_refused(fields, names):
     with pytest.raises(ConfigError) as refused:
         MAGRPOConfig(**fields)
     assert all(name in str(refused.value) for name in names)
-
-
-NOT_DEFAULT = {
-    "parallel_training": "mp", "agent_devices": "cpu", "reference_kl_enabled": True, "reference_kl_estimator": "k3",
-    "reference_devices": "cpu", "rollout_dtype": "bfloat16", "on_reward_error": "skip", "reward_timeout": 1.0,
-    "reward_workers": 2, "prompt_overflow": "truncate_left",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("field", sorted(NOT_YET))
-def test_fields_that_do_nothing_yet_are_refused_and_their_defaults_are_not(field):
-    with pytest.raises(ConfigError, match=f"{field}=.*yet"):
-        MAGRPOConfig(**{field: NOT_DEFAULT[field]})
-    MAGRPOConfig(**{field: DEFAULTS[field]})
 
 
 def test_numbers_written_as_text_are_numbers():

@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader
 
 import mareinforce.cli  # noqa: F401 (Lightning keeps the stderr it is imported with)
 from mareinforce import fit
-from mareinforce.data.datamodule import IndexedRows, KeyedOrder, RowsDataModule, as_list
+from mareinforce.data.datamodule import DealtRows, IndexedRows, KeyedOrder, RowsDataModule, TrainingLoader, as_list
 from mareinforce.data.sources import Source
 from mareinforce.errors import ConfigError, DataError
 from mareinforce.quiet import quiet
+from mareinforce.ranks import Ranks
 
 ROWS = [{"prompt": str(index)} for index in range(7)]
 
@@ -33,6 +34,27 @@ def test_the_order_depends_on_seed_and_epoch_alone():
     assert order(0, 0) != order(0, 1)
     assert order(0, 0) != order(1, 0)
     assert order(0, 0, shuffle=False) == list(range(7))
+
+
+@pytest.mark.parametrize(("size", "ranks"), [(2, 2), (1, 3), (3, 1), (1, 8)])
+def test_ranks_share_the_order_of_one_process_and_no_row_comes_twice(size, ranks):
+    dealt = [list(DealtRows(KeyedOrder(7, 3, True), size, rank, ranks)) for rank in range(ranks)]
+    assert {len(steps) for steps in dealt} == {len(DealtRows(KeyedOrder(7, 3, True), size, 0, ranks))}
+    for step, together in enumerate(zip(*dealt, strict=True)):
+        rows = [own[place] for place in range(size) for own in together if place < len(own)]
+        assert rows == order(3, 0)[step * size * ranks : (step + 1) * size * ranks]
+        assert max(map(len, together)) - min(map(len, together)) <= 1  # also where rows end
+
+
+def test_a_resumed_rank_goes_on_with_the_rows_it_has_not_had():
+    def loader(rank: int, done: int) -> TrainingLoader:
+        return TrainingLoader(IndexedRows(ROWS), KeyedOrder(7, 3, True), 1, lambda: done, Ranks(rank, 2))
+
+    whole = [[index for index, _ in batch] for batch in loader(1, 0)]
+    resumed = loader(1, 0)
+    resumed.load_state_dict(loader(0, 2).state_dict())  # rank 0 alone writes
+    assert [[index for index, _ in batch] for batch in resumed] == whole[2:]
+    assert whole == [[row] for row in order(3, 0)[1::2]] + [[]]
 
 
 def test_a_batch_is_its_rows_with_their_positions_untouched():

@@ -8,6 +8,7 @@ import torch
 
 import mareinforce.cli  # noqa: F401 (Lightning keeps the stderr it is imported with)
 from mareinforce import MAGRPOConfig, MAGRPOTrainer, MultiAgentReinforce, fit
+from mareinforce.config_rules import check_for_ranks
 from mareinforce.data.sources import load_rows
 from mareinforce.errors import ConfigError, DataError
 from mareinforce.evaluation import Evaluators
@@ -92,6 +93,35 @@ def test_maxima_are_the_largest_and_everything_else_is_a_mean():
     assert means.take() == {"agent_0/sampling_gap": 3.0, "agent_0/loss": 2.0}
     means.add_agent(0, {"sampling_gap": -1.0})
     assert means.take() == {"agent_0/sampling_gap": -1.0}  # nothing is left of the last row
+
+
+def test_means_of_two_processes_are_merged_by_their_weights():
+    whole, parts = RunningMeans(), [RunningMeans(), RunningMeans()]
+    for index, value in enumerate((1.0, 3.0, 5.0)):
+        for means in (whole, parts[index // 2]):
+            means.add_agent(0, {"sampling_gap": -value, "loss": value})
+    merged = RunningMeans()
+    for part in parts:
+        merged.merge(part.state_dict())
+    assert merged.take() == whole.take() == {"agent_0/sampling_gap": -1.0, "agent_0/loss": 3.0}  # not (2 + 5) / 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parallel_training": "mp", "agent_devices": "cpu"},
+        {"agent_devices": ["cpu", "cuda:0"]},
+        {"reference_devices": "cuda:0"},
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(fields):
+    config = MAGRPOConfig(num_agents=2, num_turns=1)
+    for name, value in fields.items():
+        setattr(config, name, value)  # devices that this machine may not have
+    with pytest.raises(ConfigError, match="2 processes"):
+        check_for_ranks(config, 2)
+    check_for_ranks(config, 1)
+    check_for_ranks(MAGRPOConfig(agent_devices="cpu"), 2)
 
 
 @pytest.mark.parametrize("content", [{"weights": torch.zeros(2)}, torch.zeros(2), b"no checkpoint"])

@@ -145,15 +145,11 @@ class TestCallback:
         with pytest.raises(ConfigError, match=f"RolloutLog {name}=0: must be at least 1"):
             RolloutLog(**{name: 0})
 
-    @pytest.mark.parametrize("zero", [True, False])
-    def test_rank_0_alone_writes(self, tmp_path, zero):
+    def test_a_module_that_returns_no_trees_is_refused(self, tmp_path):
         log, module = RolloutLog(), SimpleNamespace(env_step=0, batches=1)
-        trainer: Any = SimpleNamespace(is_global_zero=zero, log_dir=None, default_root_dir=tmp_path, current_epoch=0)
+        trainer: Any = SimpleNamespace(is_global_zero=True, log_dir=None, default_root_dir=tmp_path, current_epoch=0)
         log.on_train_start(trainer, module)
-        if zero:
-            with pytest.raises(ConfigError, match=r"training_step of SimpleNamespace returned None; it must return"):
-                log.on_train_batch_end(trainer, module, None, None, 0)
-        else:
+        with pytest.raises(ConfigError, match=r"training_step of SimpleNamespace returned None; it must return"):
             log.on_train_batch_end(trainer, module, None, None, 0)
 
 

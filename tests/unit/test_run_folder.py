@@ -7,7 +7,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mareinforce.run_folder import new_run_folder
+import pytest
+
+from mareinforce.run_folder import new_run_folder, rank_by_environment, run_folder_of_rank
 
 
 def test_folders_are_numbered_from_one_and_on(tmp_path: Path) -> None:
@@ -45,3 +47,40 @@ def test_processes_at_once_get_a_folder_each(tmp_path: Path) -> None:
     names = [name for process in processes for name in process.communicate()[0].split()]
     assert [process.returncode for process in processes] == [0, 0]
     assert sorted(names) == [f"run_{number:04d}" for number in range(1, 41)]
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK", "MAREINFORCE_RUN_FOLDER"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda **names: [monkeypatch.setenv(name, value) for name, value in names.items()]
+
+
+@pytest.mark.parametrize(
+    ("names", "rank"),
+    [
+        ({}, 0),
+        ({"LOCAL_RANK": "1"}, 1),
+        ({"RANK": "2", "LOCAL_RANK": "0"}, 2),  # torchrun, on the second of two machines
+        ({"RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0"}, 0),
+        ({"SLURM_PROCID": "3"}, 3),
+        ({"NODE_RANK": "1"}, 1),  # the command was started by hand on the second machine
+    ],
+)
+def test_the_rank_is_what_the_launcher_says(environment, names, rank):
+    environment(**names)
+    assert rank_by_environment() == rank
+
+
+def test_ranks_that_rank_0_starts_inherit_its_folder_and_make_none(tmp_path: Path, environment) -> None:
+    folder = run_folder_of_rank(tmp_path)
+    assert folder == tmp_path / "run_0001"
+    environment(LOCAL_RANK="1")
+    assert run_folder_of_rank(tmp_path) == folder
+    assert [path.name for path in tmp_path.iterdir()] == ["run_0001"]
+
+
+def test_a_rank_that_another_program_has_started_makes_none_either(tmp_path: Path, environment) -> None:
+    environment(RANK="1")
+    assert run_folder_of_rank(tmp_path) == tmp_path  # until it is told
+    assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from mareinforce.errors import ConfigError, PromptError, UserCodeError
-from mareinforce.rollout.prompts import Transition
+from mareinforce.rollout.transition import Branch, Transition
 
 GIVEN = {
     "prompt": "tell a story",
@@ -19,7 +19,8 @@ GIVEN = {
 
 
 def ask(func, **changes):
-    return Transition(func, 2).next_prompts(**{**GIVEN, **changes})
+    (prompts,) = Transition(func, 2).next_prompts([Branch(**{**GIVEN, **changes})])
+    return prompts
 
 
 def returning(result):
@@ -119,7 +120,7 @@ def test_changing_what_it_was_given_or_gave_changes_nothing_outside():
         batch_item["meta"]["tags"].append("mine")
         return kept
 
-    prompts = Transition(vandal, 2).next_prompts(**given)
+    (prompts,) = Transition(vandal, 2).next_prompts([Branch(**given)])
     assert given == GIVEN
     kept[0][0]["content"] = "changed later"
     assert prompts == [[{"role": "user", "content": "a"}], "b"]

@@ -92,7 +92,7 @@ class TestCallback:
     def test_a_trainer_without_metrics_draws_nothing(self, tmp_path):
         trainer = L.Trainer(logger=False, default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
         curves = TurnRewardCurves()
-        curves.setup(trainer, L.LightningModule(), "fit")
+        curves.on_train_start(trainer, L.LightningModule())
         curves.on_fit_end(trainer, L.LightningModule())
         assert list(tmp_path.iterdir()) == []
 
@@ -100,7 +100,7 @@ class TestCallback:
     def test_draws_what_a_run_logged(self, tmp_path, picture):
         run_folder(tmp_path, 0.5)
         curves = TurnRewardCurves(picture)
-        curves.setup(stand_in(tmp_path), None, "fit")
+        curves.on_train_start(stand_in(tmp_path), None)
         curves.on_exception(stand_in(tmp_path), SimpleNamespace(env_step=4), KeyboardInterrupt())
         assert (tmp_path / picture).exists()
 
@@ -115,13 +115,13 @@ class TestCallback:
         monkeypatch.setattr(turn_reward_curves, "draw", draws)
         monkeypatch.setattr(turn_reward_curves, "log_picture", lambda *_: None)
         curves, trainer = TurnRewardCurves(every_n_seconds=60), stand_in(run_folder(tmp_path, 0.5))
-        curves.setup(trainer, None, "fit")
+        curves.on_train_start(trainer, None)
         for _ in range(600):
             curves.on_train_batch_end(trainer, SimpleNamespace(env_step=4), None, None, 0)
             now[0] += 1.0
         assert drawn == [1060.0, 1262.0, 1464.0]
         only_at_the_end = TurnRewardCurves(every_n_seconds=None)
-        only_at_the_end.setup(trainer, None, "fit")
+        only_at_the_end.on_train_start(trainer, None)
         now[0] += 1e9
         only_at_the_end.on_train_batch_end(trainer, SimpleNamespace(env_step=4), None, None, 0)
         assert len(drawn) == 3
