@@ -25,7 +25,7 @@ def rendered(content: Any, out: TextIO) -> str:
 def print_beside_progress(trainer: Any, text: str) -> None:
     """Print without breaking the progress bar, if there is one."""
     bar = trainer.progress_bar_callback
-    if bar is not None and bar.is_enabled:
+    if bar is not None and getattr(bar, "is_enabled", True):
         bar.print(text)
     else:
         print(text)

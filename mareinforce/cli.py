@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import warnings
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mareinforce.agents.lora import LoRA
-from mareinforce.checkpoint import TeamCheckpoint, checkpoint_to_resume, folder_of_run
+from mareinforce.checkpoint import TeamCheckpoint
+from mareinforce.checkpoint_files import checkpoint_to_resume, folder_of_run, tracked_run
 from mareinforce.config import MAGRPOConfig
 from mareinforce.config_links import check_twins, link_arguments, team_size
 from mareinforce.csv_log import MetricsCSV
@@ -24,12 +25,18 @@ from mareinforce.data.datamodule import RowsDataModule
 from mareinforce.ddp import TeamDDP
 from mareinforce.default_callbacks import default_callbacks
 from mareinforce.errors import MareinforceError
-from mareinforce.eval_protocol import EvalProtocol, ProtocolEvaluation
+from mareinforce.eval_protocol import ProtocolEvaluation
+from mareinforce.hyperparameters import log_hyperparameters
 from mareinforce.module import MultiAgentReinforce
-from mareinforce.parse_errors import NUMBER, explained
-from mareinforce.reporting import TERMINATED
-from mareinforce.run_folder import new_run_folder, run_folder_of_rank
+from mareinforce.own_arguments import DESCRIPTION, USAGE, add_own_arguments, spelt, wandb_settings
+from mareinforce.parse_errors import explained
+from mareinforce.progress import RunProgress
+from mareinforce.reporting import FAILED, TERMINATED
+from mareinforce.run_folder import discard_if_nothing_came, new_run_folder, rank_by_environment, run_folder_of_rank
+from mareinforce.run_header import RunHeader
+from mareinforce.saved_config import SavedConfig
 from mareinforce.signals import StopBySignal
+from mareinforce.tracking import WandbTracker
 from mareinforce.trainer_rules import check_trainer, several_processes
 
 _DEFAULTS = {
@@ -41,10 +48,9 @@ _DEFAULTS = {
 }
 _PARSER = {"allow_abbrev": False, "exit_on_error": False}
 _METHOD_SKIPS = {
-    "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
-    "validate": {"model", "dataloaders", "datamodule"},
+    "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
+    "validate": {"model", "dataloaders", "datamodule", "weights_only"},
 }
-_QUOTED_NUMBER = re.compile(rf"(?P<key>--[^=]+=)?(?P<quote>[\"'])(?P<number>{NUMBER})(?P=quote)")
 
 
 class AgentsOfYAML(MultiAgentReinforce):
@@ -67,6 +73,15 @@ class AgentsOfYAML(MultiAgentReinforce):
         )  # fmt: skip
 
 
+class SaveRunConfig(SavedConfig):
+    """Writes `config.yaml`, and tells every logger what is in it, without secrets."""
+
+    def save_config(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Write it and tell the loggers."""
+        super().save_config(trainer, pl_module, stage)
+        log_hyperparameters(trainer.loggers, yaml.safe_load(self.parser.dump(self.config, skip_none=False)))
+
+
 class MareinforceCLI(LightningCLI):
     """Parse, refuse, build and run `fit` or `validate`.
 
@@ -86,36 +101,41 @@ class MareinforceCLI(LightningCLI):
         set_parsing_settings(docstring_parse_attribute_docstrings=asks_for_help)  # slow, and only help shows them
         self.command = command
         self.run_folder: Path | None = None
-        super().__init__(
-            AgentsOfYAML,
-            RowsDataModule,
-            save_config_callback=SaveConfigCallback if command == "fit" else None,
-            trainer_defaults=dict(_DEFAULTS),
-            seed_everything_default=0,
-            save_config_kwargs={"overwrite": True},  # a run that goes on writes its config.yaml anew
-            parser_kwargs={**_PARSER, command: dict(_PARSER)},
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            args=[command, *arguments],
-        )
+        self.tracker: WandbTracker | None = None
+        try:
+            super().__init__(
+                AgentsOfYAML,
+                RowsDataModule,
+                save_config_callback=SaveRunConfig if command == "fit" else None,
+                trainer_defaults=dict(_DEFAULTS),
+                seed_everything_default=0,
+                parser_kwargs={**_PARSER, command: dict(_PARSER)},
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                args=[command, *arguments],
+            )
+        except BaseException as error:
+            self._end_badly(error)
+            raise
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """The one command there is."""
         return {self.command: _METHOD_SKIPS[self.command]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Let keys set their twins in `model.config`, and take a protocol of evaluation."""
-        parser.add_argument("--eval", type=EvalProtocol | None, default=None)
+        """Let keys set their twins in `model.config`, and take what is neither model nor data nor trainer."""
+        add_own_arguments(parser)
         link_arguments(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse twice: what was given and nothing else, to check it, and then with the defaults and links."""
-        arguments = [_QUOTED_NUMBER.sub(r"\g<key>\g<number>", argument) for argument in args]
+        arguments = spelt(args)
         plain = self._plain_parser()
         known = [key for key, _ in plain.get_defaults(skip_validation=True).items() if key != "config"]
         complaint = None
         try:
-            given = plain.parse_args(arguments[1:], defaults=False)
+            asked = [one for one in arguments[1:] if not one.startswith("--print_config")]  # with defaults, below
+            given = plain.parse_args(asked, defaults=False)
             check_twins(given.as_dict().get("model") or {})
             self.config = parser.parse_args(arguments)
         except argparse.ArgumentError as error:
@@ -152,12 +172,13 @@ class MareinforceCLI(LightningCLI):
             if several_processes(arguments.as_dict()):
                 kwargs["strategy"] = TeamDDP()
         else:
-            kwargs |= {"logger": False, "enable_checkpointing": False, "callbacks": []}  # callbacks are for training
+            bars = [] if arguments.enable_progress_bar is False else [RunProgress()]
+            kwargs |= {"logger": False, "enable_checkpointing": False, "callbacks": bars}  # others are for training
             if several_processes(arguments.as_dict()):  # of a configuration to train with
                 kwargs |= {"strategy": "auto", "devices": 1, "num_nodes": 1}
             if (protocol := self.config_init[self.command].eval) is not None:
                 self.run_folder = new_run_folder(arguments.default_root_dir, "eval")
-                kwargs["callbacks"] = [ProtocolEvaluation(protocol, self.run_folder)]
+                kwargs["callbacks"] = [*bars, ProtocolEvaluation(protocol, self.run_folder)]
         return super().instantiate_trainer(**kwargs)
 
     def fit(self, model: MultiAgentReinforce, **kwargs: Any) -> None:
@@ -165,7 +186,7 @@ class MareinforceCLI(LightningCLI):
         trainer: Any = self.trainer
         stopped: StopBySignal = next(one for one in trainer.callbacks if isinstance(one, StopBySignal))
         try:
-            self.trainer.fit(model, **kwargs)
+            self.trainer.fit(model, **kwargs, weights_only=True)
         except SIGTERMException:  # before training began
             raise SystemExit(TERMINATED) from None
         except SystemExit as stop:
@@ -186,7 +207,7 @@ class MareinforceCLI(LightningCLI):
         with warnings.catch_warnings():
             # checkpoints were written by callbacks that evaluation has no use for
             warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
-            for values in self.trainer.validate(model, **{**kwargs, "verbose": False}):
+            for values in self.trainer.validate(model, **{**kwargs, "verbose": False, "weights_only": True}):
                 self.metrics |= {name: float(value) for name, value in values.items()}
 
     def after_fit(self) -> None:
@@ -194,13 +215,26 @@ class MareinforceCLI(LightningCLI):
         assert self.run_folder is not None
         if self.trainer.is_global_zero:
             self.model.save_model(self.run_folder / "agents")
+        if self.tracker is not None:
+            if self.tracker.settings.save_models:
+                self.tracker.log_agents(self.run_folder / "agents")
+            self.tracker.close()
+
+    def _end_badly(self, error: BaseException) -> None:
+        """Leave no run going at a tracker, and no folder of a run from which nothing came."""
+        if self.tracker is not None:
+            self.tracker.close(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else FAILED)
+        if self.run_folder is not None and rank_by_environment() == 0:
+            discard_if_nothing_came(self.run_folder)
 
     def _plain_parser(self) -> LightningArgumentParser:
-        parser = self.init_parser(**_PARSER, prog=f"python -m mareinforce.{_module_of(self.command)}")
+        parser = self.init_parser(**_PARSER, usage=USAGE[self.command], description=DESCRIPTION)
         self.add_default_arguments_to_parser(parser)
         self.add_core_arguments_to_parser(parser)
-        parser.add_argument("--eval", type=EvalProtocol | None, default=None)
+        add_own_arguments(parser)
         parser.add_method_arguments(Trainer, self.command, skip=set(_METHOD_SKIPS[self.command]))
+        trainer_last = sorted(parser._action_groups, key=lambda group: str(group.title).startswith("Customize every"))
+        parser._action_groups = trainer_last  # in the help
         return parser
 
     def _checkpoint(self, settings: Namespace) -> str | None:
@@ -210,12 +244,17 @@ class MareinforceCLI(LightningCLI):
         settings = self.config[self.command]
         folder = folder_of_run(settings.ckpt_path) or run_folder_of_rank(arguments.default_root_dir)
         self.run_folder = folder
-        settings.ckpt_path = None  # what config.yaml will say: it starts the run anew
         given = arguments.logger if not isinstance(arguments.logger, bool | None) else []
         loggers = [MetricsCSV(folder), *(given if isinstance(given, list | tuple) else [given])]
+        if settings.wandb:
+            self.tracker = WandbTracker(wandb_settings(settings), folder, tracked_run(settings.ckpt_path))
+            loggers.append(self.tracker)
+        settings.ckpt_path = None  # what config.yaml will say: it starts the run anew
         callbacks = arguments.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-        callbacks += [*default_callbacks(callbacks), StopBySignal()]
+        callbacks += [*default_callbacks(callbacks), StopBySignal(), RunHeader()]
+        if arguments.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks.append(RunProgress())
         if (protocol := self.config_init[self.command].eval) is not None:
             callbacks.append(ProtocolEvaluation(protocol))
         if arguments.enable_checkpointing is not False and not any(isinstance(c, Checkpoint) for c in callbacks):
@@ -230,7 +269,3 @@ class MareinforceCLI(LightningCLI):
             "limit_val_batches": 0,  # evaluation happens inside training, by eval_interval
             "num_sanity_val_steps": 0,
         }
-
-
-def _module_of(command: str) -> str:
-    return "fit" if command == "fit" else "evaluate"

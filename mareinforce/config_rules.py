@@ -13,6 +13,9 @@ from mareinforce.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from mareinforce.config import MAGRPOConfig
 
+LARGEST_GRADIENT = 1.8446743e19
+"""The root of the largest float32: no gradient above it is learned from."""
+
 Rule = tuple[str, Callable[[Any], bool]]
 
 
@@ -106,6 +109,17 @@ def _check_together(config: MAGRPOConfig) -> None:
         raise ConfigError(
             f"agent_learning_rate has {len(rate)} numbers for num_agents={config.num_agents}: give one number, or one "
             f"an agent."
+        )
+    least = max(rates) / ((1 - config.adam_betas[0]) * LARGEST_GRADIENT)
+    if config.adam_eps < least:
+        raise ConfigError(
+            f"adam_eps={config.adam_eps!r}: with agent_learning_rate={rate!r} and adam_betas={config.adam_betas} one "
+            f"update could leave the range of float32; must be at least {least:.3g}."
+        )
+    if max(rates) * config.weight_decay >= 1:
+        raise ConfigError(
+            f"weight_decay={config.weight_decay!r}: with agent_learning_rate={rate!r} a weight would overshoot 0 at "
+            f"every update; must be below {1 / max(rates):.3g}."
         )
     if config.min_new_tokens > config.max_new_tokens:
         raise ConfigError(

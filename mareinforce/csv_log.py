@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,11 @@ class MetricsCSV(Logger):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__()
         self._folder = Path(folder)
+        self.recent: deque[dict[str, float | int]] = deque(maxlen=8)
+        """The rows logged last, each with its `step`."""
         self._columns: list[str] | None = None
         self._count: int | None = None
+        self._latest: dict[str, float] | None = None
 
     @property
     def path(self) -> Path:
@@ -89,6 +93,8 @@ class MetricsCSV(Logger):
         count = self.rows()
         _append(self.path, [row.get(column, "") for column in self._columns])
         self._count = count + 1
+        self.latest().update(row)
+        self.recent.append(row)
 
     def rows(self) -> int:
         """Rows in the file."""
@@ -96,13 +102,20 @@ class MetricsCSV(Logger):
             self._count = len(read_metrics(self.path)) if self.path.exists() else 0
         return self._count
 
+    def latest(self) -> dict[str, float]:
+        """The last value of every column."""
+        if self._latest is None:
+            rows = read_metrics(self.path) if self.path.exists() else []
+            self._latest = {name: float(value) for row in rows for name, value in row.items() if value}
+        return self._latest
+
     @rank_zero_only
     def keep_rows(self, count: int) -> None:
         """Leave out what a run that was killed has logged after the checkpoint that a resumed run goes on from."""
         if self.rows() > count:
             self._columns = self._header_of_file()
             self._rewrite(count)
-            self._count = count
+            self._count, self._latest = count, None
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:

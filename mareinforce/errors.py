@@ -71,6 +71,10 @@ class StopRequested(KeyboardInterrupt):
         self.signal = signal
 
 
+class CheckpointError(MareinforceError, OSError):
+    """A checkpoint cannot be written. Those that were written before are whole."""
+
+
 class MareinforceWarning(UserWarning):
     """Something legal that will probably not do what its user hopes. Said once a run."""
 

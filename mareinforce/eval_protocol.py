@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_warn
 
-from mareinforce.errors import ConfigError
-from mareinforce.eval_summary import summarise
+from mareinforce.errors import ConfigError, MareinforceWarning
+from mareinforce.eval_summary import PASSED, summarise
 from mareinforce.evaluation import Evaluation
 from mareinforce.rollout.credit import assign_returns
 from mareinforce.rollout.expand import Episode, Expansion
@@ -139,6 +140,12 @@ class ProtocolEvaluation(L.Callback):
         users = Evaluation(module.expansion, episode, module.config.discount, module.evaluators, roots).users_metrics()
         summary |= {"env_step": module.env_step, "metrics": users}
         summary |= {"agents": module.agent_names(), "protocol": dataclasses.asdict(self.protocol)}
+        if self.protocol.k != [1] and not any(name.startswith("pass@") for name in summary["final"]):
+            rank_zero_warn(
+                f"eval.k={self.protocol.k}: nothing says whether an answer passed, so there is no pass@k. Let the "
+                f'reward return a dictionary with a list {PASSED!r} beside "reward".',
+                category=MareinforceWarning,
+            )
         self.summaries[at] = summary
         _append(folder / SAMPLES_FILE, [_line(at, one, turn) for one in played for turn in range(len(one.path))])
         write_whole(folder / SUMMARY_FILE, json.dumps(self.summaries, indent=2))

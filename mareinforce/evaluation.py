@@ -71,6 +71,11 @@ class Evaluators:
                 eval_aggregator, "eval_aggregator", positional=["metrics"], known=["num_turns"]
             )
 
+    @property
+    def aggregates(self) -> bool:
+        """Are there metrics of the user's own?"""
+        return self._aggregator is not None
+
     def metrics(self, completions: list[list[list[str]]], rows: list[Row], prompts: list[Any], num_turns: int,
     ) -> dict[str, float]:  # fmt: skip
         """What the user measures of evaluated rows, by name. ``completions``: [N][rows][turn]."""

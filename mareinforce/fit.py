@@ -12,11 +12,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> None:
         from mareinforce.cli import MareinforceCLI
-        from mareinforce.run_summary import summary
+        from mareinforce.run_summary import print_summary
 
         cli = MareinforceCLI("fit", arguments)
         if cli.trainer.is_global_zero and cli.run_folder is not None:
-            print(summary(cli.run_folder))
+            print_summary(cli.run_folder)
 
     from mareinforce.reporting import exit_status
 

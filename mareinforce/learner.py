@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from mareinforce.agents.team import Policy, Team
 from mareinforce.config import MAGRPOConfig
-from mareinforce.optim import learning_rate_factor, update_policy
+from mareinforce.optim import Update, apply_gradient, compute_gradient, learning_rate_factor
 from mareinforce.phases import Phases
 from mareinforce.ranks import ALONE, Ranks
 from mareinforce.rollout.buffer import NodeSamples, RolloutBuffer, by_node, mini_batches, side_by_side
@@ -37,26 +37,49 @@ class Learner:
         self._phases = phases or Phases()
         self._buffer = RolloutBuffer(None if config.rollout_buffer_size == "rollout" else config.rollout_buffer_size)
 
-    def learn(
-        self,
-        samples: Sequence[NodeSample],
-        optimizer: torch.optim.Optimizer,
-        *,
-        flush: bool,
-        progress: Callable[[int], float],
-        ranks: Ranks = ALONE,
-    ) -> list[Report]:
-        """Fill the buffer, and update whenever it is full, and from what is left if it is to be flushed.
+    def mini_batches(
+        self, samples: Sequence[NodeSample], *, flush: bool, ranks: Ranks = ALONE
+    ) -> Iterator[Sequence[NodeSample]]:
+        """Fill the buffer; give its mini-batches whenever it is full, and what is left if it is to be flushed.
 
-        ``progress``: updates made so far -> the share of the run that is done. ``ranks``: who makes every update with
-        us; where one has filled its buffer more often than another, the other adds nothing to those updates.
+        The next one may be asked for when the one before has been learned from. ``ranks``: who makes every update with
+        us; where one has filled its buffer more often than another, the other is given empty ones.
         """
         full = [nodes for node in by_node(samples) if (nodes := self._buffer.add(node))]
         if flush and (left := self._buffer.flush()):
             full.append(left)
-        reports = []
         for index in range(max(ranks.gather(len(full)))):
-            reports += self._update(full[index] if index < len(full) else [], optimizer, progress, ranks)
+            yield from self._cut(full[index] if index < len(full) else [], ranks)
+
+    def compute(self, batch: Sequence[NodeSample], optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> Update:
+        """The gradient of a mini-batch, left beside the weights. Raises NonFiniteError."""
+        with self._phases.measure("update"):
+            return compute_gradient(
+                self._team, optimizer, batch, self._config, self.policy_version, ranks, self._phases
+            )
+
+    def step(self, update: Update, optimizer: torch.optim.Optimizer, progress: Callable[[int], float]) -> list[Report]:
+        """Step with the gradient that was computed.
+
+        ``progress``: updates made so far -> the share of the run that is done.
+        """
+        config, first = self._config, self.policy.agents[0]
+        factor = learning_rate_factor(config.lr_schedule, progress(self.updates), self.updates, config.warmup_updates)
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rates[first] * factor
+        with self._phases.measure("update"):
+            apply_gradient(self._team, optimizer, update)
+        reports = []
+        for agent, seen in update.metrics.items():
+            common = {
+                "loss": update.losses[agent],
+                "learning_rate": optimizer.param_groups[0]["lr"],
+                "sample_age": update.sample_ages[agent],
+                "stepped_fraction": float(update.stepped),
+            }
+            reports.append((agent, {**common, **seen}))
+        self.updates += 1
+        self.policy_version += update.stepped
         return reports
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,43 +100,19 @@ class Learner:
         """False while its agents have not spoken."""
         return bool(self.updates or self._buffer.nodes)
 
-    def _update(
-        self,
-        nodes: Sequence[NodeSamples],
-        optimizer: torch.optim.Optimizer,
-        progress: Callable[[int], float],
-        ranks: Ranks,
-    ) -> list[Report]:
-        """One optimizer step per mini-batch of a full buffer."""
-        config, first = self._config, self.policy.agents[0]
+    def _cut(self, nodes: Sequence[NodeSamples], ranks: Ranks) -> Iterator[Sequence[NodeSample]]:
+        """The mini-batches of a full buffer, one optimizer step each."""
+        config = self._config
         batches = mini_batches(
             nodes,
             batch_size=config.train_batch_size,
             turn_weighting=config.turn_weighting,
             seed=self._seed,
-            agent=first,
+            agent=self.policy.agents[0],
             update=self.updates,
         )
         turns = [0 if config.turn_weighting == "tree" else batch[0].turn for batch in batches]
-        reports = []
         for batch in side_by_side(batches, ranks.gather(turns), ranks.rank):
             if self.is_done():
                 break
-            factor = learning_rate_factor(
-                config.lr_schedule, progress(self.updates), self.updates, config.warmup_updates
-            )
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rates[first] * factor
-            with self._phases.measure("update"):
-                update = update_policy(self._team, optimizer, batch, config, self.policy_version, ranks, self._phases)
-            for agent, seen in update.metrics.items():
-                common = {
-                    "loss": update.losses[agent],
-                    "learning_rate": optimizer.param_groups[0]["lr"],
-                    "sample_age": update.sample_ages[agent],
-                    "stepped_fraction": float(update.stepped),
-                }
-                reports.append((agent, {**common, **seen}))
-            self.updates += 1
-            self.policy_version += update.stepped
-        return reports
+            yield batch

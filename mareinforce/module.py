@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+from lightning.pytorch.utilities import rank_zero_info
+
 from mareinforce import run_state
 from mareinforce.agents.workers import Job
+from mareinforce.errors import MareinforceError
 from mareinforce.evaluation import EvaluationSchedule, EveryBatches
-from mareinforce.learner import Report
+from mareinforce.learner import Learner, Report
 from mareinforce.metrics import RowSource, RunningMeans, completion_metrics, kl_metrics, mean, signal_metrics
+from mareinforce.optim import Update
 from mareinforce.rollout.credit import (
     assign_returns,
     measure_reference_kl,
@@ -34,22 +38,23 @@ class MultiAgentReinforce(TeamModule):
         """Roll out the rows' trees, give every agent its credit, and let each one learn from its own samples.
 
         With several processes these are this rank's rows, of which it may have none, and every policy learns from the
-        samples of all ranks. Returns `trees` [B] and `samples`, which Lightning hands to every callback's
-        `on_train_batch_end` as `outputs` and then drops: nothing here keeps a tree.
+        samples of all ranks. Returns `trees` [B], `samples` and `reports` (what was seen of each agent in each update),
+        which Lightning hands to every callback's `on_train_batch_end` as `outputs` and then drops: nothing here keeps a
+        tree.
         """
         self._batch_index, self._epoch = batch_index, self.current_epoch
         self.boundary = run_state.boundary(self)
         with self.ranks.together():
             trees = self.interruptible(partial(self._play, rows, batch_index))
         samples = self.credit(trees)
-        self.learn(samples)
+        reports = self.learn(samples)
         self.batches += 1
         self.batches_in_epoch = batch_index + 1
         self._log(trees, samples)
         self.boundary = None
         if self._all_updates_made():
             self.trainer.should_stop = True
-        return {"trees": trees, "samples": samples}
+        return {"trees": trees, "samples": samples, "reports": reports}
 
     def _play(self, rows: Sequence[IndexedRow], batch_index: int) -> list[Node]:
         """What a signal may end in the middle: nothing of it changes what has been learned."""
@@ -91,22 +96,48 @@ class MultiAgentReinforce(TeamModule):
                 samples += node_samples(node, config, self.policy_versions, num_rows)
         return samples
 
-    def learn(self, samples: Sequence[NodeSample]) -> None:
+    def learn(self, samples: Sequence[NodeSample]) -> list[Report]:
         """Every policy learns from its own agents' samples; the order of what is logged is that of the policies."""
         for sample in samples:
             self.means.add_agent(sample.agent, {**completion_metrics(sample), **kl_metrics(sample)})
             self.means.add({**kl_metrics(sample), **signal_metrics(sample)})
         flush = self.config.rollout_buffer_size == "rollout" or bool(self.trainer.is_last_batch)
-        jobs = []
-        for index, learner in enumerate(self.learners):
-            own = [sample for sample in samples if sample.agent in learner.policy.agents]
-            work = partial(
-                learner.learn, own, self._optimizer(index), flush=flush, progress=self._progress, ranks=self.ranks
+        queues = [
+            learner.mini_batches(
+                [one for one in samples if one.agent in learner.policy.agents], flush=flush, ranks=self.ranks
             )
-            jobs.append(Job(learner.policy.seat.network, learner.policy.agents, work))
-        for reports in self.workers.run(jobs):
-            for agent, seen in cast("list[Report]", reports):
-                self.means.add_agent(agent, seen)
+            for learner in self.learners
+        ]
+        reports: list[Report] = []
+        while batches := {i: batch for i, queue in enumerate(queues) if (batch := next(queue, None)) is not None}:
+            reports += self._update(batches)
+        for agent, seen in reports:
+            self.means.add_agent(agent, seen)
+        return reports
+
+    def _update(self, batches: Mapping[int, Sequence[NodeSample]]) -> list[Report]:
+        """One update of every policy that has a mini-batch, by its index: all gradients first, then all steps.
+
+        So that nobody has stepped if somebody's gradient turns out not to be finite.
+        """
+        optimizers = {index: self._optimizer(index) for index in batches}
+
+        def each(work: Callable[[Learner, int], object]) -> list[object]:
+            jobs = []
+            for index in batches:
+                learner = self.learners[index]
+                jobs.append(Job(learner.policy.seat.network, learner.policy.agents, partial(work, learner, index)))
+            return self.workers.run(jobs)
+
+        try:
+            computed = each(lambda learner, index: learner.compute(batches[index], optimizers[index], self.ranks))
+        except MareinforceError:
+            for optimizer in optimizers.values():
+                optimizer.zero_grad(set_to_none=True)
+            raise
+        updates = dict(zip(batches, cast("list[Update]", computed), strict=True))
+        stepped = each(lambda learner, index: learner.step(updates[index], optimizers[index], self._progress))
+        return [report for reports in cast("list[list[Report]]", stepped) for report in reports]
 
     # small print
 
@@ -120,6 +151,13 @@ class MultiAgentReinforce(TeamModule):
                 metrics = self.evaluate(data.eval_rows(schedule.num_samples(self)))
                 if metrics:
                     self._write({**metrics, **schedule.judged(self, metrics)})
+
+    def on_train_start(self) -> None:
+        """A run that goes on from where all its updates were made has nothing left to do."""
+        super().on_train_start()
+        if self._all_updates_made():
+            rank_zero_info(f"max_updates={self.config.max_updates}: all were made before; nothing is left to train.")
+            self.trainer.should_stop = True
 
     def on_train_end(self) -> None:
         if self.env_step > self.logged_env_step:

@@ -1,4 +1,4 @@
-"""One policy's optimizer: its learning rate over the run, and one step on a mini-batch of node samples."""
+"""One policy's optimizer: its learning rate over the run, its gradient on a mini-batch of node samples, its step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from mareinforce.agents.node_scoring import Told
 from mareinforce.agents.scoring import Scored
 from mareinforce.agents.team import Team
 from mareinforce.algorithms.loss import importance_ratio, node_loss
+from mareinforce.calling import brief
 from mareinforce.config import MAGRPOConfig
+from mareinforce.config_rules import LARGEST_GRADIENT
 from mareinforce.errors import NonFiniteError
 from mareinforce.metrics import MAXIMA
 from mareinforce.phases import Phases
@@ -71,12 +73,14 @@ def learning_rate_factor(schedule: str, progress: float, update: int, warmup_upd
 
 @dataclass(slots=True)
 class Update:
-    """What one update of one policy did; every number a plain float."""
+    """One update of one policy: first its gradient, then the step; every number a plain float."""
 
+    has_gradient: bool = False  # False: nobody has anything to learn, so there is no step
     stepped: bool = False
     losses: dict[int, float] = field(default_factory=dict)  # by agent; 0 where it had nothing to learn
     sample_ages: dict[int, float] = field(default_factory=dict)  # by agent; mean
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)  # by agent
+    sample: NodeSample | None = None  # the first of this rank's there is something to learn from
 
 
 def sample_weights(
@@ -105,7 +109,7 @@ def has_gradient(sample: NodeSample, config: MAGRPOConfig) -> bool:
     return bool((sample.advantages[kept_completions(sample, config)] != 0).any())
 
 
-def update_policy(
+def compute_gradient(
     team: Team,
     optimizer: torch.optim.Optimizer,
     batch: Sequence[NodeSample],
@@ -114,13 +118,13 @@ def update_policy(
     ranks: Ranks = ALONE,
     phases: Phases | None = None,
 ) -> Update:
-    """One optimizer step of one policy on a mini-batch: the mean loss of its agent's samples, or the sum of its
-    agents' means. `policy_version` is how often its weights have changed so far. With several `ranks` the step is
-    that of all their batches together; one that has an empty batch adds nothing to it. `phases` is told when it
-    scores.
+    """The gradient of one policy on a mini-batch, clipped, left beside its weights: of the mean loss of its agent's
+    samples, or of the sum of its agents' means. `policy_version` is how often its weights have changed so far. With
+    several `ranks` it is that of all their batches together; one that has an empty batch adds nothing to it.
+    `phases` is told when it scores.
 
-    Samples without signal keep their place in the mean and cost nothing; a mini-batch of nothing else makes no step.
-    Raises NonFiniteError, with weights and moments untouched, if a loss or a gradient is not finite.
+    Samples without signal keep their place in the mean and cost nothing; a mini-batch of nothing else has no gradient.
+    Raises NonFiniteError if a loss or the gradient is not finite, or is too large for an optimizer to square.
     """
     step = ranks.gather(
         (
@@ -133,51 +137,114 @@ def update_policy(
     weighted = zip(batch, sample_weights(batch, config, sizes), strict=True)
     learnable = [(sample, weight) for sample, weight in weighted if has_gradient(sample, config)]
     update = Update(
+        has_gradient=any(signal for _, signal in step),
         losses=dict.fromkeys(ages, 0.0),
         sample_ages={agent: sum(own) / len(own) for agent, own in ages.items()},
         metrics={agent: {} for agent in ages},
+        sample=learnable[0][0] if learnable else None,
     )
-    if not any(signal for _, signal in step):
+    if not update.has_gradient:
         return update
-    optimizer.zero_grad(set_to_none=True)
-    seen = [Seen(policy_version - sample.policy_version) for sample, _ in learnable]
-    told = [Told(sample.prompt_ids, [one.ids for one in sample.completions]) for sample, _ in learnable]
-    phases = phases or Phases()
     with ranks.together():
-        for pieces in micro_batches(told, config.update_token_budget):
-            losses = []
-            with phases.measure("scoring"):
-                # the agents of a policy share its weights: any of them can speak for all
-                scores = team.score_nodes(batch[0].agent, [piece.of(told) for piece in pieces], config.temperature)
-                for piece, scored in zip(pieces, scores, strict=True):
-                    sample, weight = learnable[piece.node]
-                    losses.append(weight * piece_loss(sample, piece.completions, scored, config, seen[piece.node]))
-                    if not torch.isfinite(losses[-1]):
-                        optimizer.zero_grad(set_to_none=True)
-                        raise NonFiniteError(_not_finite("loss", float(losses[-1].detach()), sample))
-                    seen[piece.node].loss += float(losses[-1].detach())
-            torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        seen = _backward(team, optimizer, learnable, config, policy_version, phases or Phases())
     own = [(sample.agent, (one.loss, one.metrics())) for (sample, _), one in zip(learnable, seen, strict=True)]
     passes: dict[int, list[tuple[float, dict[str, float]]]] = {agent: [] for agent in ages}
     passes |= _by_agent(ranks.gather(own))
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    weights = _weights(optimizer)
     ranks.add_up_gradients(weights)
     limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
     grad_norm = float(nn.utils.clip_grad_norm_(weights, limit))
-    if not math.isfinite(grad_norm):
-        optimizer.zero_grad(set_to_none=True)
-        raise NonFiniteError(_not_finite("gradient norm", grad_norm, learnable[0][0] if learnable else None))
+    if not _can_be_squared(grad_norm, limit):
+        worst = _largest_gradient(team, optimizer, learnable, config, policy_version)
+        raise NonFiniteError(_not_finite(team, "the gradient norm", grad_norm, worst))
+    clipped = grad_norm * min(1.0, limit / (grad_norm + 1e-6))  # as clip_grad_norm_ scales it
+    common = {"grad_norm": grad_norm, "grad_norm_clipped": clipped, "changed_weights_fraction": 0.0}
+    update.losses = {agent: sum(loss for loss, _ in found) for agent, found in passes.items()}
+    update.metrics = {agent: {**common, **_summary([one for _, one in found])} for agent, found in passes.items()}
+    return update
+
+
+def apply_gradient(team: Team, optimizer: torch.optim.Optimizer, update: Update) -> None:
+    """One optimizer step with the gradient that was computed, which is then forgotten; no step without one.
+
+    Raises NonFiniteError if a weight is not finite afterwards, which the rules of the configuration leave next to no
+    room for; then the last checkpoint is what there is.
+    """
+    if not update.has_gradient:
+        return
+    weights = _weights(optimizer)
     before = probe(weights)
     optimizer.step()
     increment_version(weights)  # a fused step writes in place without torch counting it
     optimizer.zero_grad(set_to_none=True)
+    if not all_finite(weights):
+        raise NonFiniteError(
+            f"agent {min(update.losses)}: a weight is not finite any more after an update"
+            f"{_place(team, update.sample)}. The checkpoints are of before: go on from one with a lower "
+            f"agent_learning_rate."
+        )
     changed = float((probe(weights) != before).double().mean())
-    clipped = grad_norm * min(1.0, limit / (grad_norm + 1e-6))  # as clip_grad_norm_ scales it
-    common = {"grad_norm": grad_norm, "grad_norm_clipped": clipped, "changed_weights_fraction": changed}
     update.stepped = True
-    update.losses = {agent: sum(loss for loss, _ in found) for agent, found in passes.items()}
-    update.metrics = {agent: {**common, **_summary([one for _, one in found])} for agent, found in passes.items()}
-    return update
+    for metrics in update.metrics.values():
+        metrics["changed_weights_fraction"] = changed
+
+
+def all_finite(weights: Iterable[Tensor]) -> bool:
+    """Is every number of every weight finite? In one pass, without a copy."""
+    ends = [torch.aminmax(weight.detach()) for weight in weights if weight.numel()]
+    return bool(torch.stack([torch.isfinite(end.min) & torch.isfinite(end.max) for end in ends]).all())
+
+
+def _backward(
+    team: Team,
+    optimizer: torch.optim.Optimizer,
+    learnable: Sequence[tuple[NodeSample, float]],
+    config: MAGRPOConfig,
+    policy_version: int,
+    phases: Phases,
+) -> list[Seen]:
+    """Leave the gradient of the weighted losses beside the weights; return what was seen of each sample."""
+    optimizer.zero_grad(set_to_none=True)
+    seen = [Seen(policy_version - sample.policy_version) for sample, _ in learnable]
+    told = [Told(sample.prompt_ids, [one.ids for one in sample.completions]) for sample, _ in learnable]
+    for pieces in micro_batches(told, config.update_token_budget):
+        losses = []
+        with phases.measure("scoring"):
+            # the agents of a policy share its weights: any of them can speak for all
+            scores = team.score_nodes(learnable[0][0].agent, [piece.of(told) for piece in pieces], config.temperature)
+            for piece, scored in zip(pieces, scores, strict=True):
+                sample, weight = learnable[piece.node]
+                losses.append(weight * piece_loss(sample, piece.completions, scored, config, seen[piece.node]))
+                if not torch.isfinite(losses[-1]):
+                    raise NonFiniteError(_not_finite(team, "the loss", float(losses[-1].detach()), sample))
+                seen[piece.node].loss += float(losses[-1].detach())
+        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+    return seen
+
+
+def _largest_gradient(
+    team: Team,
+    optimizer: torch.optim.Optimizer,
+    learnable: Sequence[tuple[NodeSample, float]],
+    config: MAGRPOConfig,
+    policy_version: int,
+) -> NodeSample | None:
+    """Which of this rank's samples has the largest gradient, or the first one that is not finite? None: it has none."""
+    norms = []
+    for one in learnable:
+        _backward(team, optimizer, [one], config, policy_version, Phases())
+        grads = [weight.grad for weight in _weights(optimizer) if weight.grad is not None]
+        norm = float(nn.utils.get_total_norm(grads))
+        norms.append(norm if math.isfinite(norm) else math.inf)
+    return learnable[norms.index(max(norms))][0] if norms else None
+
+
+def _weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+def _can_be_squared(grad_norm: float, limit: float) -> bool:
+    return math.isfinite(grad_norm) and min(grad_norm, limit) <= LARGEST_GRADIENT
 
 
 def _by_agent(told: Sequence[Sequence[tuple[int, T]]]) -> dict[int, list[T]]:
@@ -275,11 +342,18 @@ def probe(weights: Sequence[Tensor]) -> Tensor:
     return torch.cat([weight.detach().flatten()[::stride].cpu() for weight in weights])
 
 
-def _not_finite(what: str, value: float, sample: NodeSample | None) -> str:
+def _not_finite(team: Team, what: str, value: float, sample: NodeSample | None) -> str:
     if sample is None:
-        return f"the {what} is {value}, by what another rank has added to it; no weight was changed."
+        return f"{what} is {value:g}, by what another rank has added to it; no agent's weights were changed."
     return (
-        f"agent {sample.agent}: the {what} is {value} at turn {sample.turn + 1} of row {sample.row}; no weight was "
-        f"changed. Lower agent_learning_rate, set max_grad_norm, or look at the rewards (largest return "
+        f"agent {sample.agent}: {what} is {value:g}{_place(team, sample)}; no agent's weights were changed. Lower "
+        f"agent_learning_rate, set max_grad_norm, or look at the rewards (largest return "
         f"{float(sample.returns.abs().max()):g})."
     )
+
+
+def _place(team: Team, sample: NodeSample | None) -> str:
+    if sample is None:
+        return ""
+    shown = brief(team.decode(sample.agent, sample.prompt_ids))
+    return f" at turn {sample.turn + 1} of row {sample.row}, where it was shown {shown}"

@@ -14,7 +14,7 @@ _SILENCED = (
     r".*in eval mode at the start of training.*",  # dropout stays off, both in sampling and in scoring
     r".*GPU available but not used.*",  # whoever sets accelerator: cpu means it
 )
-_TIPS = ("💡 Tip", "TPU available", "GPU available: False")
+_TIPS = ("💡 Tip", "TPU available", "GPU available: False", "`Trainer.fit` stopped: `max_epochs")
 
 
 @contextmanager

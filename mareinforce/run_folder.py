@@ -6,25 +6,34 @@ import os
 import re
 from pathlib import Path
 
+from mareinforce.errors import ConfigError
+
 _OF_RANK_0 = "MAREINFORCE_RUN_FOLDER"
+CONFIG_FILE = "config.yaml"
 
 
 def new_run_folder(parent: str | os.PathLike[str], kind: str = "run") -> Path:
     """Make and return the next `run_0001`, `run_0002` ... below `parent` (or of another kind), one above the highest.
 
-    Making a folder is atomic: of two processes at once each gets its own.
+    Making a folder is atomic: of two processes at once each gets its own. Raises ConfigError if none can be made.
     """
     parent = Path(parent)
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((run_number(entry, kind) for entry in parent.iterdir()), default=0)
-    while True:
-        folder = parent / f"{kind}_{number:04d}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        number = 1 + max((run_number(entry, kind) for entry in parent.iterdir()), default=0)
+        while True:
+            folder = parent / f"{kind}_{number:04d}"
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                return folder
+    except OSError as error:
+        raise ConfigError(
+            f"default_root_dir={str(parent)!r}: no folder for a run can be made there ({error.strerror}); give one "
+            "that can be written to."
+        ) from error
 
 
 def rank_by_environment() -> int:
@@ -48,6 +57,19 @@ def run_folder_of_rank(parent: str | os.PathLike[str]) -> Path:
     folder = new_run_folder(parent)
     os.environ[_OF_RANK_0] = str(folder)  # inherited by the processes that rank 0 starts
     return folder
+
+
+def discard_if_nothing_came(folder: Path) -> None:
+    """Remove a run folder with a config.yaml at most: its run was refused, or failed before anything was logged."""
+    if not folder.is_dir():
+        return
+    entries = list(folder.iterdir())
+    empty = [entry for entry in entries if entry.is_dir() and not any(entry.iterdir())]
+    if {entry.name for entry in entries if entry not in empty} <= {CONFIG_FILE}:
+        for entry in empty:  # made ready for checkpoints
+            entry.rmdir()
+        (folder / CONFIG_FILE).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def run_number(folder: Path, kind: str = "run") -> int:

@@ -8,6 +8,7 @@ from mareinforce.agents.identity import check_same_team, check_weights_are_there
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.errors import ConfigError
 from mareinforce.random_states import random_states
+from mareinforce.tracking import WandbTracker
 
 if TYPE_CHECKING:
     from mareinforce.team_module import TeamModule
@@ -35,6 +36,7 @@ def save(module: TeamModule, checkpoint: dict[str, Any]) -> None:
         "batches": module.batches,
         "batches_in_epoch": module.batches_in_epoch,
         "logged_env_step": module.logged_env_step,
+        "wandb": next((logger.record() for logger in module.loggers if isinstance(logger, WandbTracker)), None),
         **own,
         "other_ranks": module.ranks.gather_on_first(own)[1:],
     }

@@ -1,13 +1,29 @@
-"""What a finished run says about itself: its folder, and every turn's reward from first to last."""
+"""What a finished run says about itself: its folder, and what was measured, from first to last."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 from mareinforce.csv_log import FILE_NAME, read_metrics
+from mareinforce.metrics import mean
 
 _REWARD = re.compile(r"turn_(\d+)/reward_mean")
+Row = Mapping[str, str]
+
+
+def print_summary(folder: Path, console: Console | None = None) -> None:
+    """Print the summary on stdout: as a table in a terminal, as lines elsewhere."""
+    console = console or Console()
+    if console.is_terminal and (folder / FILE_NAME).exists():
+        console.print(summary_table(folder / FILE_NAME))
+        print(f"run folder: {folder}")
+    else:
+        print(summary(folder))
 
 
 def summary(folder: Path) -> str:
@@ -18,12 +34,46 @@ def summary(folder: Path) -> str:
 def turn_lines(metrics: Path) -> list[str]:
     """One line a turn. A tenth is at least one row, and only rows with that turn's reward are counted."""
     rows = read_metrics(metrics) if metrics.exists() else []
-    columns = [name for name in (rows[0] if rows else {}) if _REWARD.fullmatch(name)]
-    return [_line(name, [float(row[name]) for row in rows if row[name] != ""]) for name in columns]
+    lines = []
+    for turn in turns(rows):
+        if (found := first_and_last(rows, [f"turn_{turn}/reward_mean"])) is not None:
+            first, last, tenth, count = found
+            lines.append(f"turn {turn} reward: {first:.4g} -> {last:.4g} (first and last {tenth} of {count} rows)")
+    return lines
 
 
-def _line(name: str, rewards: list[float]) -> str:
-    tenth = max(1, len(rewards) // 10)
-    first, last = sum(rewards[:tenth]) / tenth, sum(rewards[-tenth:]) / tenth
-    turn = name.split("/")[0].replace("_", " ")
-    return f"{turn} reward: {first:.4g} -> {last:.4g} (first and last {tenth} of {len(rewards)} rows)"
+def summary_table(metrics: Path) -> Table:
+    """Reward and return of every turn, and over all agents entropy, tokens and the share of answers cut."""
+    rows = read_metrics(metrics)
+    agents = {name.split("/")[0] for name in (rows[0] if rows else {}) if name.startswith("agent_")}
+    lines = {f"turn {turn} reward": [f"turn_{turn}/reward_mean"] for turn in turns(rows)}
+    lines |= {f"turn {turn} return": [f"turn_{turn}/expected_return"] for turn in turns(rows) if len(turns(rows)) > 1}
+    for what, column in (
+        ("entropy, nats a token", "entropy"),
+        ("tokens an answer", "completion_length"),
+        ("share of answers cut", "truncated_fraction"),
+    ):
+        lines[what] = [f"{agent}/{column}" for agent in sorted(agents)]
+    found = {name: values for name, columns in lines.items() if (values := first_and_last(rows, columns))}
+    tenth, count = next(((tenth, count) for *_, tenth, count in found.values()), (0, 0))
+    table = Table(caption=f"means over the first and last {tenth} of {count} rows")
+    for column in ("", "first", "last", "change"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, (first, last, *_) in found.items():
+        table.add_row(name, f"{first:.4g}", f"{last:.4g}", f"{last - first:+.3g}")
+    return table
+
+
+def turns(rows: Sequence[Row]) -> list[int]:
+    """The turns that rows have a reward of."""
+    return [int(match[1]) for name in (rows[0] if rows else {}) if (match := _REWARD.fullmatch(name))]
+
+
+def first_and_last(rows: Sequence[Row], columns: Sequence[str]) -> tuple[float, float, int, int] | None:
+    """Mean of the columns over the first and over the last tenth of the rows that have them, and how many rows those
+    are, of how many; None: no row has them."""
+    values = [mean([float(row[name]) for name in columns if row[name]]) for row in rows if any(map(row.get, columns))]
+    if not values:
+        return None
+    tenth = max(1, len(values) // 10)
+    return mean(values[:tenth]), mean(values[-tenth:]), tenth, len(values)

@@ -19,12 +19,12 @@ from mareinforce.concurrent_calls import CallRunner
 from mareinforce.config import ALGORITHMS, MAGRPOConfig
 from mareinforce.config_rules import check_for_ranks
 from mareinforce.devices import agent_places
-from mareinforce.errors import ConfigError
+from mareinforce.errors import ConfigError, NonFiniteError
 from mareinforce.evaluation import Evaluation, Evaluators
 from mareinforce.learner import Learner
 from mareinforce.metrics import RunningMeans
 from mareinforce.notices import RunNotices
-from mareinforce.optim import build_optimizer, keep_state_beside_weights, probe
+from mareinforce.optim import all_finite, build_optimizer, keep_state_beside_weights, probe
 from mareinforce.phases import Phases
 from mareinforce.random_states import set_random_states
 from mareinforce.ranks import ALONE, Ranks
@@ -253,10 +253,17 @@ class TeamModule(L.LightningModule):
     def on_train_start(self) -> None:
         """A resumed optimizer's moments belong beside its weights, which may be on another device than Lightning's.
 
-        Raises RankError if the processes do not begin with the same, from which alone the same steps lead on.
+        Raises NonFiniteError if a weight that is to be trained is not finite, and RankError if the processes do not
+        begin with the same, from which alone the same steps lead on.
         """
-        for index in range(len(self.learners)):
+        for index, policy in enumerate(self.loaded_team().policies):
             keep_state_beside_weights(self._optimizer(index))
+            for name, weight in self.loaded_team().weights(policy).items():
+                if not all_finite([weight]):
+                    raise NonFiniteError(
+                        f"agent {policy.agents[0]}: its weight {name.split('.', 2)[-1]} is not finite before it has "
+                        "learned anything; load another model."
+                    )
         if self.ranks.size > 1:
             weights = probe(list(self.loaded_team().parameters())).float().numpy().tobytes()
             digest = hashlib.blake2b(weights, digest_size=8).hexdigest()

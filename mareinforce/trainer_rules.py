@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +21,10 @@ _Rule = tuple[Callable[[Any], bool], str]
 def _only(*accepted: Any) -> Callable[[Any], bool]:
     return lambda value: value in accepted
 
+
+_SECRET = re.compile(
+    r"key|token|(.*_)?(api_?key|(access|secret|auth)_?key|(access|auth|api|hf|hub)_?token|password|passwd|secret)", re.I
+)
 
 _EVALUATION = "evaluation follows model.config.eval_interval and model.config.eval_num_samples; leave it out"
 
@@ -51,6 +56,7 @@ def check_trainer(arguments: Mapping[str, Any], *, training: bool) -> None:
     for name, (accepts, reason) in (RULES | (TRAINING_ONLY if training else {})).items():
         if name in arguments and not accepts(arguments[name]):
             raise ConfigError(f"trainer.{name}={arguments[name]!r}: {reason}.")
+    refuse_secrets(arguments, "trainer")
     _check_precision(arguments.get("precision"))
     _check_strategy(arguments.get("strategy", "auto"))
     if training:
@@ -82,6 +88,19 @@ def _check_processes(arguments: Mapping[str, Any]) -> None:
             f"trainer.strategy={strategy!r}: {started} processes were started, and each would train a team of its own; "
             f"set trainer.strategy: ddp, trainer.devices to those of one machine and trainer.num_nodes to the machines."
         )
+
+
+def refuse_secrets(tree: Any, where: str) -> None:
+    """Raise ConfigError if a text stands under a name that keys and passwords have: it would end in a run's files."""
+    entries = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list | tuple) else ()
+    for name, value in entries:
+        place = f"{where}.{name}" if isinstance(name, str) else f"{where}[{name}]"
+        if isinstance(name, str) and _SECRET.fullmatch(name) and isinstance(value, str) and value:
+            raise ConfigError(
+                f"{place}: a secret given here would be written into the files of the run; leave it out, and set it in "
+                "the environment (WANDB_API_KEY, HF_TOKEN)."
+            )
+        refuse_secrets(value, place)
 
 
 def _check_precision(precision: Any) -> None:

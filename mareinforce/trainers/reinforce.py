@@ -10,20 +10,27 @@ from typing import Any, ClassVar, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
 from mareinforce.agents.arguments import check_agents
-from mareinforce.checkpoint import TeamCheckpoint, checkpoint_to_resume, folder_of_run
+from mareinforce.checkpoint import TeamCheckpoint
+from mareinforce.checkpoint_files import checkpoint_to_resume, folder_of_run, tracked_run
 from mareinforce.config import ALGORITHMS, MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
 from mareinforce.ddp import TeamDDP
 from mareinforce.errors import ConfigError
 from mareinforce.module import MultiAgentReinforce
+from mareinforce.progress import RunProgress
 from mareinforce.quiet import quiet
-from mareinforce.run_folder import run_folder_of_rank
+from mareinforce.reporting import FAILED
+from mareinforce.run_folder import discard_if_nothing_came, rank_by_environment, run_folder_of_rank
+from mareinforce.run_header import RunHeader
+from mareinforce.run_summary import print_summary
 from mareinforce.signals import StopBySignal
-from mareinforce.trainer_rules import check_trainer, several_processes
+from mareinforce.tracking import WandbSettings, WandbTracker
+from mareinforce.trainer_rules import check_trainer, refuse_secrets, several_processes
+from mareinforce.trainers.run_config import WriteRunConfig, rows_named
 
 __all__ = [
     "MAGRPOConfig",
@@ -54,7 +61,8 @@ class MAGRPOTrainer:
         reward_processor: applied to every reward, e.g. ``RewardProcessors.scale(factor=100)``.
         formatters: row -> prompt; one, or one an agent.
         external_transition: what agents are asked after a turn; needed when `num_turns` is above 1.
-        wandb_config: switches Weights & Biases on: project, entity, name, dir, tags, offline.
+        wandb_config: switches Weights & Biases on; fields of `mareinforce.tracking.WandbSettings`: project, entity,
+            name, group, job_type, notes, tags, dir, offline, save_models.
         eval_logger: measures evaluated rows; needs `eval_aggregator`, and the other way round.
         eval_aggregator: turns those measurements into metrics.
         args: the training configuration; default: that of the algorithm.
@@ -68,6 +76,7 @@ class MAGRPOTrainer:
         devices: processes of this machine, each with a device and the whole team: more than 1 run the script again.
         num_nodes: machines.
         strategy: ddp for several processes, which is also what auto means then.
+        enable_progress_bar: show how far the run is, and before and after it what is trained and what came of it.
 
     Raises:
         ConfigError: an argument or a combination of them is refused; nothing has been loaded then.
@@ -104,6 +113,7 @@ class MAGRPOTrainer:
         devices: int | str | list[int] = 1,
         num_nodes: int = 1,
         strategy: str = "auto",
+        enable_progress_bar: bool = True,
     ) -> None:
         self._processes: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
         check_trainer(self._processes, training=True)
@@ -119,27 +129,45 @@ class MAGRPOTrainer:
                 f"{self.config_class.__name__}."
             )
         self.data = RowsDataModule(train_dataset, eval_dataset, prompt_column, shuffle)
-        self.module = MultiAgentReinforce(
-            agent_model=agent_model,
-            agents=None if agents is None else list(agents),
-            num_agents=num_agents,
-            tokenizer=tokenizer,
-            model_config=None if model_config is None else dict(model_config),
-            reward_func=reward_func,
-            reward_processor=reward_processor,
-            formatters=list(formatters) if isinstance(formatters, Sequence) else formatters,
-            external_transition=external_transition,
-            eval_logger=eval_logger,
-            eval_aggregator=eval_aggregator,
-            config=self.args,
-            prompt_column=prompt_column,
-            share_policy=share_policy,
-            trainable=trains,
-        )
+        model: dict[str, Any] = {
+            "agent_model": agent_model,
+            "agents": None if agents is None else list(agents),
+            "num_agents": num_agents,
+            "tokenizer": tokenizer,
+            "model_config": None if model_config is None else dict(model_config),
+            "reward_func": reward_func,
+            "reward_processor": reward_processor,
+            "formatters": list(formatters) if isinstance(formatters, Sequence) else formatters,
+            "external_transition": external_transition,
+            "eval_logger": eval_logger,
+            "eval_aggregator": eval_aggregator,
+            "config": self.args,
+            "share_policy": share_policy,
+            "trainable": trains,
+        }
+        self.module = MultiAgentReinforce(**model, prompt_column=prompt_column)
+        algorithm = next(name for name, its_mode in ALGORITHMS.items() if its_mode == mode)
+        self._configuration = {
+            "seed_everything": self.module.seed,
+            "model": {"algorithm": algorithm, **model},
+            "data": {
+                "train": rows_named(train_dataset),
+                "eval": rows_named(eval_dataset),
+                "prompt_column": prompt_column,
+                "shuffle": shuffle,
+            },
+            "trainer": {
+                "accelerator": accelerator,
+                "default_root_dir": os.fspath(default_root_dir),
+                **self._processes,
+            },
+        }
         self.run_folder: Path | None = None
-        """Where the last `train` wrote metrics.csv and its checkpoints."""
-        self._wandb_config = None if wandb_config is None else dict(wandb_config)
+        """Where the last `train` wrote config.yaml, metrics.csv and its checkpoints."""
+        self._wandb = None if wandb_config is None else WandbSettings.of(wandb_config)
+        refuse_secrets(None if wandb_config is None else dict(wandb_config), "wandb_config")
         self._root, self._callbacks, self._accelerator = default_root_dir, list(callbacks), accelerator
+        self._talks = enable_progress_bar
 
     def train(self, resume_from_checkpoint: str | os.PathLike[str] | None = None) -> None:
         """Train on `train_dataset`, logging into a new numbered folder (`run_folder`).
@@ -153,34 +181,57 @@ class MAGRPOTrainer:
         self.data.setup("fit")  # refuse bad rows before a folder is made or a model loads
         checkpoint = checkpoint_to_resume(resume_from_checkpoint, self._root, "resume_from_checkpoint")
         self.run_folder = folder_of_run(checkpoint) or run_folder_of_rank(self._root)
+        stopping, tracker = StopBySignal(), None
+        try:
+            tracker = (
+                None if self._wandb is None else WandbTracker(self._wandb, self.run_folder, tracked_run(checkpoint))
+            )
+            self._fit(stopping, tracker, checkpoint)
+            if stopping.received == signal.SIGINT:
+                raise KeyboardInterrupt
+            if stopping.received is not None:
+                raise SystemExit(stopping.exit_status)
+            if tracker is not None and tracker.settings.save_models:
+                self.save_model(self.run_folder / "agents")
+                tracker.log_agents(self.run_folder / "agents")
+        except BaseException:
+            if tracker is not None:
+                tracker.close(FAILED)
+            if rank_by_environment() == 0:
+                discard_if_nothing_came(self.run_folder)
+            raise
+        if tracker is not None:
+            tracker.close()
+        if self._talks and self.module.ranks.rank == 0:
+            print_summary(self.run_folder)
+
+    def _fit(self, stopping: StopBySignal, tracker: WandbTracker | None, checkpoint: str | None) -> None:
+        """Let Lightning train. A signal only leaves `stopping.received` behind."""
+        assert self.run_folder is not None
         table = MetricsCSV(self.run_folder)
         several = several_processes(self._processes)
         processes = {**self._processes, "strategy": TeamDDP() if several else "auto"}
-        stopping = StopBySignal()
         with quiet():
             trainer = L.Trainer(
                 accelerator=self._accelerator,
                 **processes,
                 use_distributed_sampler=False,
                 max_epochs=self.args.num_train_epochs,
-                logger=[table, *self._trackers()],
-                callbacks=[*self._checkpointing(), *self._callbacks, stopping],
+                logger=[table, *([] if tracker is None else [tracker])],
+                callbacks=[*self._standard_callbacks(), *self._callbacks, stopping],
                 default_root_dir=self.run_folder,
                 log_every_n_steps=1,
                 enable_model_summary=False,
+                enable_progress_bar=self._talks,
             )
             try:
-                trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint)
+                trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
             except SystemExit:
                 if stopping.received is None:
                     raise
             finally:
                 self.module.teardown("fit")  # which Lightning leaves out after an error
                 self.run_folder = Path(table.save_dir)  # on every rank that of rank 0
-        if stopping.received == signal.SIGINT:
-            raise KeyboardInterrupt
-        if stopping.received is not None:
-            raise SystemExit(stopping.exit_status)
 
     def evaluate(self, num_eval_samples: int | None = None) -> dict[str, float]:
         """Play the first `num_eval_samples` rows (default: `args.eval_num_samples`) of `eval_dataset`, each once.
@@ -208,17 +259,16 @@ class MAGRPOTrainer:
             if self.module.ranks.rank == 0:
                 self.module.save_model(output_dir)
 
-    def _checkpointing(self) -> list[L.Callback]:
-        return [] if any(isinstance(one, Checkpoint) for one in self._callbacks) else [TeamCheckpoint()]
-
-    def _trackers(self) -> list[Any]:
-        if self._wandb_config is None:
-            return []
-        from lightning.pytorch.loggers import WandbLogger
-
-        options = dict(self._wandb_config)
-        folder = options.pop("dir", self.run_folder)
-        return [WandbLogger(save_dir=folder, **options)]
+    def _standard_callbacks(self) -> list[L.Callback]:
+        """What every run has, unless the user gave one of the kind."""
+        found: list[L.Callback] = [WriteRunConfig(self._configuration, type(self).__name__)]
+        if not any(isinstance(one, Checkpoint) for one in self._callbacks):
+            found.append(TeamCheckpoint())
+        if self._talks:
+            found.append(RunHeader())
+            if not any(isinstance(one, ProgressBar) for one in self._callbacks):
+                found.append(RunProgress())
+        return found
 
 
 class MARLOOTrainer(MAGRPOTrainer):

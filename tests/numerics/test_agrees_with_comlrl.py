@@ -17,7 +17,7 @@ from mareinforce.agents.team import Team
 from mareinforce.algorithms.advantages import advantages
 from mareinforce.algorithms.loss import node_loss
 from mareinforce.config import MAGRPOConfig
-from mareinforce.optim import build_optimizer, update_policy
+from mareinforce.optim import apply_gradient, build_optimizer, compute_gradient
 from mareinforce.types import Completion, NodeSample
 
 FIXTURE = Path(__file__).parent / "fixtures" / "comlrl_1_4_3"
@@ -163,7 +163,8 @@ def distance_after_one_step(model, mode, normalization, entries, make_optimizer,
         exclude_final_token=exclude_final_token,
     )
     batch = [node_sample(node, mode, normalization) for node in NODES]
-    update_policy(make_team(agent), make_optimizer(agent), batch, config, policy_version=0)
+    team, optimizer = make_team(agent), make_optimizer(agent)
+    apply_gradient(team, optimizer, compute_gradient(team, optimizer, batch, config, policy_version=0))
     before, after = dict(model.named_parameters()), dict(agent.named_parameters())
     distances = []
     for name, entry in entries.items():

@@ -10,7 +10,7 @@ from mareinforce.agents.micro_batches import Piece, micro_batches
 from mareinforce.agents.node_scoring import Told, can_share_prefixes, own_work, score_nodes, shared_work
 from mareinforce.agents.team import Team
 from mareinforce.config import MAGRPOConfig
-from mareinforce.optim import sample_loss, update_policy
+from mareinforce.optim import apply_gradient, compute_gradient, sample_loss
 from mareinforce.types import Completion, NodeSample
 from tests.models import EOS, gpt2_model, llama_model, qwen2_model, table_model
 
@@ -142,7 +142,8 @@ class TestMicroBatches:
             config = MAGRPOConfig(num_turns=1, max_new_tokens=8, update_token_budget=budget, **fields)
             team = Team([copy.deepcopy(start)], [words], 8)
             optimizer = torch.optim.SGD(team.parameters(), lr=1.0)
-            update = update_policy(team, optimizer, batch, config, 0)
+            update = compute_gradient(team, optimizer, batch, config, 0)
+            apply_gradient(team, optimizer, update)
             found.append((update, torch.cat([weight.detach().flatten() for weight in team.parameters()])))
         before = torch.cat([weight.detach().flatten() for weight in start.parameters()])
         whole, weights = found[-1]

@@ -9,7 +9,7 @@ from mareinforce.agents.rollout_weights import RolloutNetworks
 from mareinforce.agents.team import Team
 from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import ConfigError
-from mareinforce.optim import build_optimizer, update_policy
+from mareinforce.optim import apply_gradient, build_optimizer, compute_gradient
 from mareinforce.rollout.engines.transformers import TransformersEngine
 from mareinforce.types import NodeSample, Request, Sampling, StreamKey
 from tests.lora import LORA, save_base, stir
@@ -82,7 +82,10 @@ def step(team, config, **given):
         agent=0, turn=0, row=0, path=(), prompt_ids=PROMPT, completions=tuple(answers), returns=worth, advantages=worth,
         zero_signal=False, weight=1.0, env_step=6, policy_version=0, **given,
     )  # fmt: skip
-    return update_policy(team, build_optimizer(team.parameters(), 0.05, config), [sample], config, 0)
+    optimizer = build_optimizer(team.parameters(), 0.05, config)
+    update = compute_gradient(team, optimizer, [sample], config, 0)
+    apply_gradient(team, optimizer, update)
+    return update
 
 
 def test_copies_are_renewed_when_the_weights_have_changed(team, monkeypatch):

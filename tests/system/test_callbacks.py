@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -301,10 +302,16 @@ class FakeWandb(WandbLogger):
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         pass
 
+    settings = SimpleNamespace(save_models=False)
+
+    def close(self, status: int = 0) -> None:
+        pass
+
 
 def tracked(monkeypatch, made: Any) -> FakeWandb:
     tracker = FakeWandb()
-    monkeypatch.setattr(made, "_trackers", lambda: [tracker])
+    monkeypatch.setattr(made, "_wandb", object())
+    monkeypatch.setattr("mareinforce.trainers.reinforce.WandbTracker", lambda *_: tracker)
     return tracker
 
 

@@ -50,13 +50,13 @@ class TestWhatRewardsReceive:
 
 def kept_samples(monkeypatch):
     """Every node sample that an update is made of."""
-    samples, update = [], mareinforce.learner.update_policy
+    samples, update = [], mareinforce.learner.compute_gradient
 
     def keeping(team, optimizer, batch, *rest):
         samples.extend(batch)
         return update(team, optimizer, batch, *rest)
 
-    monkeypatch.setattr(mareinforce.learner, "update_policy", keeping)
+    monkeypatch.setattr(mareinforce.learner, "compute_gradient", keeping)
     return samples
 
 

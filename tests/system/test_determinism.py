@@ -132,8 +132,8 @@ def test_sampled_and_rescored_logprobs_agree_before_the_first_update(tmp_path, m
         return [column(made, f"agent_{agent}/sampling_gap")[0] for agent in range(2)]
 
     assert all(gap < 1e-4 for temperature in (1.0, 0.7) for gap in gaps(temperature))
-    score = Team.score
-    monkeypatch.setattr(Team, "score", lambda team, agent, ids, said, _: score(team, agent, ids, said, 1.0))
+    score = Team.score_nodes
+    monkeypatch.setattr(Team, "score_nodes", lambda team, agent, nodes, _: score(team, agent, nodes, 1.0))
     assert min(gaps(0.7)) > 1e-2  # scored as another policy
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
 
 from mareinforce.checkpoint import TeamCheckpoint
-from mareinforce.errors import ConfigError
+from mareinforce.errors import ConfigError, MareinforceWarning
 from mareinforce.eval_arguments import configuration_arguments
 from mareinforce.eval_protocol import EvalProtocol, ProtocolEvaluation
 from tests.system.runs import metrics, table_team, train, unchanged, weights
@@ -192,3 +193,11 @@ def test_a_protocol_without_rows_is_refused_before_anything_is_trained(tmp_path)
             callbacks=[ProtocolEvaluation(EvalProtocol())],
         )
     assert not rewarded
+
+
+@pytest.mark.parametrize(("k", "warned"), [([1, 2], True), ([1], False)])
+def test_pass_at_k_that_nothing_can_give_is_missed(tmp_path, recwarn, k, warned):
+    callback = ProtocolEvaluation(EvalProtocol(samples_per_row=2, k=k))
+    with contextlib.nullcontext() if not warned else pytest.warns(MareinforceWarning, match=r"eval.k=\[1, 2\]"):
+        train(tmp_path, rows=ROWS[:1], eval_dataset=ROWS[:1], callbacks=[callback])
+    assert warned or not [one for one in recwarn if "eval.k" in str(one.message)]

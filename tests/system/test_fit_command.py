@@ -73,6 +73,11 @@ def test_a_run_from_the_command_line(folder: Path) -> None:
     done = command("fit", "--config", "recipe.yaml", "--model.algorithm", "marloo")
     assert done.returncode == 0, done.stderr
     assert re.search(r"Warning|\.py:\d+: ", done.stderr) is None, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "agents", "parameters", "rollouts", "memory", "run", "turn", "run"
+    ]  # fmt: skip
+    assert sum(line.startswith(("epoch ", "evaluation, epoch ")) for line in done.stderr.splitlines()) == 10
     turn, place = done.stdout.splitlines()[-2:]
     assert turn.startswith("turn 1 reward: ")
     assert turn.endswith("(first and last 1 of 6 rows)")
@@ -133,7 +138,7 @@ def test_a_users_bug_shows_the_users_traceback(folder: Path, capsys) -> None:
     assert "ZeroDivisionError" in said
     assert "mareinforce/" not in said
     assert said.splitlines()[-1].startswith("error: reward_func my_task.failing raised ZeroDivisionError")
-    assert not list(folder.rglob("agents"))
+    assert list((folder / "runs").iterdir()) == []  # nothing came of it
 
 
 def test_a_reward_of_wrong_length_stops_with_a_sentence(folder: Path, capsys) -> None:
@@ -153,9 +158,59 @@ def test_a_missing_model_and_a_missing_column_stop_with_a_sentence(folder: Path,
         assert "Traceback" not in said
         assert said.splitlines()[-1].startswith("error: ")
         assert words in said.splitlines()[-1]
+        assert list(folder.glob("runs/*")) == []
+
+
+def test_a_run_that_fails_later_keeps_what_it_has(folder: Path, capsys) -> None:
+    later = "\ncalls = []\n\ndef later(a, b):\n    calls.append(1)\n    return [0.0, 1.0, 2.0, 1 / (4 - len(calls))]\n"
+    (folder / "my_task.py").write_text(MY_TASK + later)
+    arguments = ["--model.reward_func", "my_task.later", "--model.config.eval_interval", "0"]
+    assert fit.main(["--config", "recipe.yaml", *arguments]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert len(rows(folder / "runs" / "run_0001")) == 3
 
 
 def test_training_ends_after_max_updates_and_is_saved_there(folder: Path, capsys) -> None:
     assert fit.main(["--config", "recipe.yaml", "--model.config.max_updates", "2"]) == 0
     assert [path.name for path in folder.rglob("*.ckpt")] == ["batch=2-updates=2.ckpt"]
     assert [float(row["updates"]) for row in rows(folder / "runs/run_0001") if row["turn_1/reward_mean"]] == [1, 2]
+
+
+BEST = """
+trainer:
+  callbacks:
+    - class_path: mareinforce.checkpoint.TeamCheckpoint
+      init_args: {every_n_env_steps: 8, every_n_minutes: 60, keep_last: 2, monitor: METRIC, mode: min, keep_best: 1}
+"""
+
+
+def test_checkpoints_are_configured_in_yaml(folder: Path, capsys) -> None:
+    (folder / "best.yaml").write_text(BEST.replace("METRIC", "agent_0/completion_length"))
+    quiet = ["--config", "recipe.yaml", "--config", "best.yaml", "--trainer.enable_progress_bar", "false"]
+    assert fit.main(quiet) == 0
+    checkpoints = folder / "runs" / "run_0001" / "checkpoints"
+    scores = json.loads((checkpoints / "scores.json").read_text())
+    assert {path.name for path in checkpoints.glob("*.ckpt")} == scores["scores"].keys()
+    assert {"batch=4-updates=4.ckpt", "batch=6-updates=6.ckpt"} <= scores["scores"].keys()
+    assert scores["scores"][scores["best"][0]] == min(scores["scores"].values())
+    (folder / "best.yaml").write_text(BEST.replace("METRIC", "agent_0/completion_lenght"))
+    assert fit.main(quiet) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(
+        "error: TeamCheckpoint monitor='agent_0/completion_lenght': there is no such metric. Did you"
+    )
+
+
+def test_folders_that_cannot_be_written_to_are_refused_before_a_model_loads(folder: Path, capsys) -> None:
+    (folder / "file").touch()
+    quiet = ["--config", "recipe.yaml", "--model.agent_model", "no_model", "--trainer.enable_progress_bar", "false"]
+    elsewhere = BEST.replace("METRIC", "updates").replace("keep_best", "dirpath: file, keep_best")
+    (folder / "elsewhere.yaml").write_text(elsewhere)
+    for arguments, words in [
+        (["--trainer.default_root_dir", "file"], "default_root_dir='file': no folder for a run can be made there"),
+        (["--config", "elsewhere.yaml"], "checkpoints cannot be written to 'file' (File exists)"),
+    ]:
+        assert fit.main([*quiet, *arguments]) == 1
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        assert words in said.splitlines()[-1]

@@ -11,7 +11,7 @@ from mareinforce import learner as learner_module
 from mareinforce.agents.node_scoring import score_nodes
 from mareinforce.agents.team import Team
 from mareinforce.errors import UserCodeError
-from mareinforce.optim import sample_loss, update_policy
+from mareinforce.optim import apply_gradient, compute_gradient, sample_loss
 from tests.lora import IDS, LORA, adapter_of, base_weights, is_untouched, logits, same, save_base, stir, wrap
 from tests.models import EOS, gpt2_model, llama_model, word_tokenizer
 from tests.system.runs import Recorder, column, metrics, rank, trainer, unchanged, weights
@@ -34,14 +34,14 @@ def spy(monkeypatch):
     """Calls a function before and after every update of a policy: (team, agent, made so far)."""
     seen = []
 
-    def watched(team, optimizer, batch, config, policy_version, ranks):
+    def watched(team, optimizer, update):
         before = [watch(team) for watch in seen]
-        update = update_policy(team, optimizer, batch, config, policy_version, ranks)
+        apply_gradient(team, optimizer, update)
+        agent = next(iter(update.losses))
         for watch, was in zip(seen, before, strict=True):
-            watch.changes.append((batch[0].agent, [not same(a, b) for a, b in zip(was, watch(team), strict=True)]))
-        return update
+            watch.changes.append((agent, [not same(a, b) for a, b in zip(was, watch(team), strict=True)]))
 
-    monkeypatch.setattr(learner_module, "update_policy", watched)
+    monkeypatch.setattr(learner_module, "apply_gradient", watched)
     return seen
 
 
@@ -223,7 +223,7 @@ class TestSharedPolicy:
     def test_one_optimizer_steps_once_on_the_sum_over_agents_of_the_mean_over_nodes(self, tmp_path, base, monkeypatch):
         seen = []
 
-        def watched(team, optimizer, batch, config, policy_version, ranks):
+        def watched(team, optimizer, batch, config, policy_version, *rest):
             (policy,) = team.policies
             named = list(team.weights(policy).values())
             losses = {
@@ -231,14 +231,12 @@ class TestSharedPolicy:
             }
             total = sum(sum(own) / len(own) for own in losses.values())
             wanted = torch.autograd.grad(total, named)
-            found, step = [], optimizer.step
-            optimizer.step = lambda *a, **k: (found.append([w.grad.clone() for w in named]), step(*a, **k))
-            update = update_policy(team, optimizer, batch, config, policy_version, ranks)
-            del optimizer.step
+            update = compute_gradient(team, optimizer, batch, config, policy_version, *rest)
+            found = [[weight.grad.clone() for weight in named]]
             seen.append((len(batch), wanted, found, sum(update.losses.values()), float(total.detach())))
             return update
 
-        monkeypatch.setattr(learner_module, "update_policy", watched)
+        monkeypatch.setattr(learner_module, "compute_gradient", watched)
         made = lora_run(tmp_path, base, share_policy=True, rollout_buffer_size=3)
         made.train()
         ((size, wanted, found, loss, total),) = seen

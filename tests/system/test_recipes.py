@@ -14,11 +14,14 @@ import yaml
 import mareinforce.cli  # noqa: F401 (Lightning keeps the stderr it is imported with)
 from mareinforce import evaluate, fit
 from mareinforce.assets import embedded_model
+from mareinforce.csv_log import read_metrics
 from tests.models import TEMPLATE
 from tests.programming import problems_file
+from tests.wandb_files import offline_runs
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))
+OVERLAYS = CONFIGS / "overlays"
 BASELINES = sorted((CONFIGS / "baselines").glob("*.yaml"))
 SMALL = {
     "model.agent_model": "tiny-story",
@@ -109,6 +112,48 @@ def test_a_baseline_can_be_trained_and_its_saved_configuration_runs_again(tmp_pa
     overlay = CONFIGS / "baselines" / "writing_pipeline.yaml"
     assert run(recipe_for(overlay), tmp_path, overlay) == 0
     assert fit.main(["--config", str(tmp_path / "run_0001" / "config.yaml")]) == 0
+
+
+def test_the_debug_overlay_makes_a_few_short_batches_of_any_recipe(tmp_path):
+    recipe, overlay = CONFIGS / "quickstart.yaml", OVERLAYS / "debug.yaml"
+    changes = {"trainer.default_root_dir": str(tmp_path), "trainer.accelerator": "cpu"}
+    arguments = [f"--config={recipe}", f"--config={overlay}", *(f"--{key}={value}" for key, value in changes.items())]
+    assert fit.main(arguments) == 0
+    rows = [row for row in read_metrics(tmp_path / "run_0001" / "metrics.csv") if row["turn_1/reward_mean"]]
+    assert [(row["batch"], row["step"]) for row in rows] == [("1", "2"), ("2", "4"), ("3", "6"), ("4", "8")]
+    assert all(float(row["agent_0/completion_length"]) <= 16 for row in rows)
+
+
+def test_the_lora_overlay_trains_adapters(tmp_path):
+    assert run(CONFIGS / "quickstart.yaml", tmp_path, OVERLAYS / "lora.yaml") == 0
+    assert len(list((tmp_path / "run_0001" / "agents").glob("agent_*/adapter_config.json"))) == 2
+
+
+def test_the_wandb_overlay_logs_offline_where_there_is_no_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    recipe, changes = CONFIGS / "quickstart.yaml", {"wandb_name": "1e3", "wandb_save_models": "true"}
+    assert run(recipe, tmp_path, OVERLAYS / "wandb.yaml", **changes) == 0
+    (tracked,) = offline_runs(tmp_path / "run_0001")
+    assert (tracked.project, tracked.name) == ("mareinforce", "1e3")
+    assert [row["batch"] for row in tracked.history if "turn_1/reward_mean" in row] == [1, 2]
+    assert tracked.config["model"]["agent_model"] == "tiny-story"
+    assert len(tracked.artifacts) == 2
+    assert run(recipe, tmp_path) == 0
+    assert offline_runs(tmp_path / "run_0002") == []
+
+
+def test_the_two_gpus_overlay_asks_for_two_processes(capsys):
+    recipe, overlay = CONFIGS / "quickstart.yaml", OVERLAYS / "two_gpus.yaml"
+    assert fit.main([f"--config={recipe}", f"--config={overlay}", "--print_config"]) == 0
+    asked = yaml.safe_load(capsys.readouterr().out)["trainer"]
+    assert (asked["accelerator"], asked["devices"], asked["strategy"]) == ("gpu", 2, "ddp")
+
+
+def test_every_overlay_has_a_test_of_its_own():
+    assert {path.stem for path in OVERLAYS.iterdir()} == {"debug", "lora", "wandb", "two_gpus"}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

@@ -162,6 +162,20 @@ def test_more_epochs_train_on_and_a_run_that_is_done_ends_at_once(tmp_path):
     assert len(reward.texts) > 0
 
 
+def test_a_run_whose_updates_are_all_made_ends_at_once_and_more_of_them_train_on(tmp_path):
+    made, _ = run(tmp_path, None, max_updates=2)
+    batches = made.module.batches
+    assert (batches, made.module.updates) == (4, [2, 2])  # in the middle of an epoch
+    rows = read_metrics(made.run_folder / "metrics.csv")
+    again, reward = run(tmp_path, None, resume="last", max_updates=2)
+    assert (again.module.batches, reward.texts) == (batches, [])
+    assert read_metrics(again.run_folder / "metrics.csv") == rows
+    assert_equal_weights_to_checkpoint(again, made)
+    longer, reward = run(tmp_path, None, resume="last", max_updates=3)
+    assert longer.module.updates == [3, 3]
+    assert len(reward.texts) > 0
+
+
 def assert_equal_weights_to_checkpoint(again, made):
     for name, weight in made.module.team.state_dict().items():
         assert torch.equal(again.module.team.state_dict()[name], weight)

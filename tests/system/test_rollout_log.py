@@ -15,7 +15,7 @@ import yaml
 from mareinforce.callbacks import RolloutLog
 
 from mareinforce import fit, read_rollouts
-from mareinforce.checkpoint import newest_checkpoint
+from mareinforce.checkpoint_files import newest_checkpoint
 from tests.models import llama_model, word_tokenizer
 from tests.system.runs import rollouts, train
 

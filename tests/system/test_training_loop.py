@@ -10,7 +10,7 @@ from mareinforce import MAREINFORCETrainer, MAReMaxTrainer, MARLOOTrainer
 from mareinforce.agents.team import Team
 from mareinforce.checkpoint import TeamCheckpoint
 from mareinforce.config import MAGRPOConfig
-from mareinforce.optim import update_policy
+from mareinforce.optim import apply_gradient, compute_gradient
 from mareinforce.trainers.reinforce import MAGRPOTrainer
 from mareinforce.types import Completion, NodeSample
 from tests.system.runs import ACTIONS, STATES, Recorder, column, metrics, table_team, train, trainer, unchanged, weights
@@ -107,7 +107,8 @@ def test_each_agent_is_clipped_by_itself(limit, moved):
     for agent, norm in enumerate((10.0, 0.1)):
         optimizer = torch.optim.SGD(models[agent].parameters(), lr=1.0)  # moves by the gradient itself
         batch = [sample(agent, norm * 2**0.5, tokenizer)]
-        update = update_policy(team, optimizer, batch, config, 0)
+        update = compute_gradient(team, optimizer, batch, config, 0)
+        apply_gradient(team, optimizer, update)
         assert update.metrics[agent]["grad_norm"] == pytest.approx(norm, rel=1e-5)  # before clipping
         assert update.metrics[agent]["grad_norm_clipped"] == pytest.approx(moved[agent], rel=2e-5)
         # clipped as one vector with the other agent's they would be 0.99995 and 0.0099995

@@ -137,8 +137,8 @@ class Updates:
     """Keeps what every update of a run was made of and what it gave."""
 
     def __init__(self, monkeypatch):
-        self.batches, self.results, self._update = [], [], mareinforce.learner.update_policy
-        monkeypatch.setattr(mareinforce.learner, "update_policy", self)
+        self.batches, self.results, self._update = [], [], mareinforce.learner.compute_gradient
+        monkeypatch.setattr(mareinforce.learner, "compute_gradient", self)
 
     def __call__(self, team, optimizer, batch, *rest):
         result = self._update(team, optimizer, batch, *rest)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, TQDMProgressBar
+from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -22,6 +23,7 @@ from mareinforce.csv_log import MetricsCSV
 from mareinforce.ddp import TeamDDP
 from mareinforce.errors import ConfigError, MareinforceError, MareinforceWarning
 from mareinforce.parse_errors import nearest_key
+from mareinforce.progress import RunProgress
 from mareinforce.reporting import quiet
 from mareinforce.trainer_rules import check_trainer
 
@@ -39,6 +41,12 @@ class Scale:
         self.factor = factor
     def __call__(self, reward):
         return self.factor * reward
+
+class Judge:
+    def __init__(self, api_key: str, name: str):
+        self.api_key = api_key
+    def __call__(self, reward):
+        return reward
 """
 RECIPE = {
     "model": {
@@ -76,10 +84,10 @@ def build(*arguments: str) -> MareinforceCLI:
         return MareinforceCLI("fit", list(arguments))
 
 
-def refusal(*arguments: str, text: str | None = None) -> str:
+def refusal(*arguments: str, text: str | None = None, kept: int = 0) -> str:
     with pytest.raises(MareinforceError) as error:
         parse(*arguments, text=text)
-    assert not Path("runs").exists(), "refused before anything was written"
+    assert len(list(Path().glob("runs/*"))) == kept, "refused before anything was written"
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -108,7 +116,7 @@ def test_every_way_to_write_a_number_is_that_number(folder: Path, written: str, 
 def _saved_config(cli: MareinforceCLI) -> str:
     path = cli.run_folder / "config.yaml"
     for callback in cli.trainer.callbacks:
-        if type(callback).__name__ == "SaveConfigCallback":
+        if isinstance(callback, SaveConfigCallback):
             with quiet():
                 callback.setup(cli.trainer, cli.model, "fit")
     return str(path)
@@ -134,6 +142,23 @@ def test_a_number_for_a_text_is_refused_and_asks_for_quotes(folder: Path) -> Non
     assert parse(text='data: {prompt_column: "1e3"}').datamodule.prompt_column == "1e3"
     assert parse("--data.prompt_column", "1e3").datamodule.prompt_column == "1e3"
     assert parse("--data.prompt_column", '"1e3"').datamodule.prompt_column == "1e3"
+
+
+def test_the_name_of_a_run_stays_text(folder: Path, monkeypatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for cli in (
+        parse("--wandb", "--wandb-name", "1e3"),
+        parse("--wandb=true", "--wandb_name=1e3"),
+        parse("--wandb-name=1e3", text="wandb: true"),
+        parse(text='{wandb: true, wandb_name: "1e3"}'),
+    ):
+        assert cli.tracker is not None
+        assert cli.tracker.settings.name == "1e3"
+        saved = yaml.safe_load(Path(_saved_config(cli)).read_text())
+        assert (saved["wandb"], saved["wandb_name"]) == (True, "1e3")
+    assert refusal(text="wandb_name: 1e3", kept=4) == (
+        "wandb_name=1000.0: this is read as a number where text is wanted; put quotes around it."
+    )
 
 
 @pytest.mark.parametrize("seed", ["7", '"7"'])
@@ -224,6 +249,38 @@ def test_checkpoints_are_the_teams_unless_others_are_listed_or_none_are_wanted(f
     assert kinds(parse(text=f"trainer: {{callbacks: [{{class_path: {other}}}]}}")) == [ModelCheckpoint]
     assert kinds(parse("--trainer.callbacks+=lightning.pytorch.callbacks.LambdaCallback")) == [TeamCheckpoint]
     assert kinds(parse("--trainer.enable_checkpointing", "false")) == []
+
+
+def test_wandb_is_off_unless_asked_for_and_an_argument_overrides_a_file(folder: Path, monkeypatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert parse().tracker is None
+    assert parse("--no-wandb", text="wandb: true").tracker is None
+    cli = parse("--wandb-project", "mine", "--wandb-save-models", text="{wandb: true, wandb_entity: us}")
+    assert cli.trainer.loggers[1:] == [cli.tracker]
+    assert cli.tracker is not None
+    settings = cli.tracker.settings
+    assert (settings.project, settings.entity, settings.name, settings.save_models) == ("mine", "us", None, True)
+    assert "Did you mean 'wandb_project'?" in refusal("--wandb-projct", "mine", kept=3)
+
+
+def test_loggers_are_told_the_configuration_without_secrets(folder: Path, monkeypatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(MetricsCSV, "log_hyperparams", lambda self, params: told.append(params))
+    judge = "{class_path: my_task.Judge, init_args: {api_key: abc, name: me}}"
+    path = _saved_config(parse(text=f"model: {{reward_processor: {judge}}}"))
+    assert told[0]["model"]["reward_processor"]["init_args"] == {"api_key": "(hidden)", "name": "me"}
+    assert told[0]["model"]["config"]["num_train_epochs"] == 3
+    assert "api_key: abc" in Path(path).read_text()  # which runs again as it is
+
+
+def test_progress_is_shown_unless_another_bar_is_listed_or_none_is_wanted(folder: Path) -> None:
+    def bars(cli: MareinforceCLI) -> list[type]:
+        return [type(callback) for callback in cli.trainer.callbacks if isinstance(callback, ProgressBar)]
+
+    other = "{class_path: lightning.pytorch.callbacks.TQDMProgressBar}"
+    assert bars(parse()) == [RunProgress]
+    assert bars(parse(text=f"trainer: {{callbacks: [{other}]}}")) == [TQDMProgressBar]
+    assert bars(parse("--trainer.enable_progress_bar", "false")) == []
 
 
 def test_what_people_look_at_is_there_unless_it_is_listed_otherwise(folder: Path) -> None:
@@ -488,11 +545,28 @@ def test_signals_have_their_exit_status_whatever_lightning_makes_of_them(folder:
         assert main(capsys)[0] == status
 
 
-def test_help_explains_the_fields(folder: Path, capsys) -> None:
+def test_help_explains_the_fields_and_begins_with_examples(folder: Path, capsys) -> None:
     assert fit.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert "usage: python -m mareinforce.fit" in shown
+    assert shown.startswith("usage: python -m mareinforce.fit --config FILE [--config OVERLAY ...] [--KEY VALUE ...]\n")
     assert "Weight of the next turn's return" in shown
+    places = [shown.index(word) for word in ("options:", "--model.algorithm", "--no-wandb", "--trainer.accelerator")]
+    assert places == sorted(places)
+    assert max(map(len, shown.splitlines()[:15])) < 120
+
+
+def test_the_whole_configuration_is_printed_and_runs_as_it_is(folder: Path, capsys) -> None:
+    (folder / "overlay.yaml").write_text("model: {config: {num_turns: 1, temperature: 0.5}}")
+    assert fit.main(["--config", "recipe.yaml", "--config", "overlay.yaml", "--wandb-name=x", "--print_config"]) == 0
+    printed = capsys.readouterr().out
+    written = yaml.safe_load(printed)
+    assert written["model"]["config"]["temperature"] == 0.5  # of the overlay
+    assert written["model"]["config"]["num_train_epochs"] == 3  # of the recipe
+    assert written["wandb_name"] == "x"  # of the arguments
+    assert written["model"]["config"]["discount"] == 1.0  # a default
+    (folder / "printed.yaml").write_text(printed)
+    assert build("--config", "printed.yaml").model.config == parse("--config", "overlay.yaml").model.config
+    assert fit.main(["--config", "recipe.yaml", "--model.config.num_turn", "3", "--print_config"]) == 1
 
 
 @pytest.mark.parametrize(

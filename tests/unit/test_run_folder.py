@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mareinforce.run_folder import new_run_folder, rank_by_environment, run_folder_of_rank
+from mareinforce.run_folder import (
+    discard_if_nothing_came,
+    new_run_folder,
+    rank_by_environment,
+    run_folder_of_rank,
+)
 
 
 def test_folders_are_numbered_from_one_and_on(tmp_path: Path) -> None:
@@ -33,6 +38,27 @@ def test_threads_at_once_get_a_folder_each(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         folders = list(pool.map(lambda _: new_run_folder(tmp_path), range(40)))
     assert len({folder.name for folder in folders}) == 40
+
+
+@pytest.mark.parametrize(
+    ("names", "left"),
+    [
+        ([], False),
+        (["config.yaml"], False),
+        (["config.yaml", "metrics.csv"], True),
+        (["checkpoints/a.ckpt"], True),
+        (["notes.txt"], True),
+    ],
+)
+def test_a_folder_with_a_configuration_at_most_is_discarded(tmp_path: Path, names: list[str], left: bool) -> None:
+    folder = new_run_folder(tmp_path)
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    discard_if_nothing_came(folder)
+    assert folder.exists() == left
+    assert all((folder / name).exists() for name in names if left)
+    discard_if_nothing_came(tmp_path / "none")  # was discarded already, or never was there
 
 
 def test_processes_at_once_get_a_folder_each(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""What the command line has besides the groups of the YAML: its help, the keys of tracking, how things are spelt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from jsonargparse import ActionYesNo, ArgumentParser, Namespace
+
+from mareinforce.eval_protocol import EvalProtocol
+from mareinforce.parse_errors import NUMBER
+from mareinforce.tracking import WandbSettings
+
+_AS_IN_YAML = re.compile(r"^--wandb_[a-z_]+")
+DESCRIPTION = "Keys are those of the YAML files. A later file overrides an earlier one, and arguments override files."
+USAGE = {
+    "fit": """\
+python -m mareinforce.fit --config FILE [--config OVERLAY ...] [--KEY VALUE ...]
+
+  python -m mareinforce.fit --config configs/quickstart.yaml
+  python -m mareinforce.fit --config configs/quickstart.yaml --config configs/overlays/debug.yaml
+  python -m mareinforce.fit --config configs/quickstart.yaml --model.config.num_generations 8 --wandb
+  python -m mareinforce.fit --config configs/quickstart.yaml --print_config    (everything that can be set)
+  python -m mareinforce.fit --ckpt_path last --config runs/run_0001/config.yaml    (go on with a run)""",
+    "validate": "python -m mareinforce.evaluate [--run RUN | --config FILE ...] [--KEY VALUE ...]",
+}
+_QUOTED_NUMBER = re.compile(rf"(?P<key>--[^=]+=)?(?P<quote>[\"'])(?P<number>{NUMBER})(?P=quote)")
+
+
+def spelt(arguments: Sequence[str]) -> list[str]:
+    """Arguments as the parser takes them: numbers without quotes, and `--wandb_name` (as in YAML) as `--wandb-name`."""
+    unquoted = [_QUOTED_NUMBER.sub(r"\g<key>\g<number>", argument) for argument in arguments]
+    return [_AS_IN_YAML.sub(lambda key: key[0].replace("_", "-"), argument) for argument in unquoted]
+
+
+def add_own_arguments(parser: ArgumentParser) -> None:
+    """The keys that are neither model nor data nor trainer."""
+    parser.add_argument("--eval", type=EvalProtocol | None, default=None, help="what is evaluated how often, and when")
+    tracking = parser.add_argument_group("Weights & Biases")
+    tracking.add_argument(
+        "--wandb",
+        action=ActionYesNo(no_prefix="no-"),
+        nargs="?",
+        default=False,
+        help="log to W&B; offline where there is no key",
+    )
+    for name, meaning in {
+        "project": "the project (default: WANDB_PROJECT, else mareinforce)",
+        "entity": "the account or team (default: that of the key)",
+        "name": "what the run is called there (default: its run folder)",
+    }.items():
+        tracking.add_argument(f"--wandb-{name}", type=str | None, default=None, help=meaning)
+    tracking.add_argument(
+        "--wandb-save-models",
+        action=ActionYesNo(no_prefix="no-"),
+        nargs="?",
+        default=False,
+        help="upload every agent at the end",
+    )
+
+
+def wandb_settings(settings: Namespace) -> WandbSettings:
+    """What was said about W&B."""
+    return WandbSettings(
+        project=settings.wandb_project,
+        entity=settings.wandb_entity,
+        name=settings.wandb_name,
+        save_models=settings.wandb_save_models,
+    )

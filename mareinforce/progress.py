@@ -1,0 +1,251 @@
+"""The progress of a run on the console: two live lines in a terminal, one line a row of metrics elsewhere."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from mareinforce.csv_log import MetricsCSV
+from mareinforce.metrics import mean
+from mareinforce.rollout.tree import nodes_by_level, valid
+
+PHASES = {
+    "generation": "generating",
+    "reward": "rewarding",
+    "transition": "preparing the next turn",
+    "scoring": "scoring",
+    "update": "updating",
+    "evaluation": "evaluating",
+}
+"""What a phase of the module is called on the console."""
+_REWARD = re.compile(r"(?:eval/)?turn_\d+/reward_mean")
+_RETURN = re.compile(r"(?:eval/)?turn_1/expected_return")
+_ENTROPY = re.compile(r"agent_\d+/entropy")
+
+
+class RunProgress(ProgressBar):
+    """Shows how far a run is, what it is doing, and what its answers are worth.
+
+    In a terminal: a bar, and below it reward (turn by turn), return, entropy and tokens a second of the last batch, and
+    the phase. Elsewhere, as in a file or a notebook: one line whenever a row of metrics is logged, without colours.
+    Both on stderr.
+
+    Args:
+        console: where to; default: stderr.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__()
+        self._console = console or Console(stderr=True)
+        self._live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._enabled = True
+        self._display: TwoLines | None = None
+        self._seen: dict[str, Any] = {}  # of the last batch
+        self._rows = 0  # of metrics.csv, told already
+        self._tokens, self._batch_began, self._row_began = 0, 0.0, 0.0
+
+    @property
+    def is_enabled(self) -> bool:
+        """Is anything shown?"""
+        return self._enabled
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print above the bar."""
+        self._console.print(*args, **kwargs)
+
+    # training
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._row_began, self._tokens = time.perf_counter(), 0
+        table = _table(trainer)
+        self._rows = 0 if table is None else table.rows()
+        if self._enabled and self._live:
+            self._display = TwoLines(self._console, lambda: status(self._seen, pl_module))
+            self._display.start()
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._display is not None:
+            epochs = "" if trainer.max_epochs is None else f"/{trainer.max_epochs}"
+            done = int(getattr(pl_module, "batches_in_epoch", 0)) % max(1, int(self.total_train_batches))
+            self._display.begin(f"epoch {trainer.current_epoch + 1}{epochs}", self.total_train_batches, done)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._batch_began = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if isinstance(outputs, Mapping) and "trees" in outputs:
+            tokens = sum(len(one.ids) for sample in outputs["samples"] for one in sample.completions)
+            self._tokens += tokens
+            rate = tokens / max(1e-9, time.perf_counter() - self._batch_began)
+            self._seen |= {**batch_values(outputs), "tokens/s": rate}
+        if self._display is not None:
+            self._display.advance(batch_idx + 1)
+        self._tell_rows(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._stop()
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._tell_rows(trainer)  # the module has written the last one after all callbacks' on_train_end
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._stop()
+
+    # evaluation alone
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self._enabled and self._live and self._display is None and not trainer.training:
+            self._display = TwoLines(self._console, Text)
+            self._display.start()
+            self.has_dataloader_changed(dataloader_idx)
+            self._display.begin("evaluation", self.total_val_batches_current_dataloader, 0)
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self._display is not None and not trainer.training:
+            self._display.advance(batch_idx + 1)
+
+    # small print
+
+    def _stop(self) -> None:
+        if self._display is not None:
+            self._display.stop()
+            self._display = None
+
+    def _tell_rows(self, trainer: L.Trainer) -> None:
+        """Where there is no terminal: a line for each row that has been logged since the last time."""
+        table = _table(trainer)
+        if self._live or not self._enabled or table is None:
+            return
+        fresh, self._rows = table.rows() - self._rows, table.rows()
+        for row in list(table.recent)[max(0, len(table.recent) - fresh) :]:
+            self._console.print(self._line(row, trainer.max_epochs), soft_wrap=True, markup=False, highlight=False)
+
+    def _line(self, row: Mapping[str, float], epochs: int | None) -> str:
+        evaluation, values = any(name.startswith("eval/") for name in row), row_values(row)
+        if not evaluation:
+            now = time.perf_counter()
+            values["tokens/s"] = self._tokens / max(1e-9, now - self._row_began)
+            self._tokens, self._row_began = 0, now
+        of = "" if epochs is None else f"/{epochs}"
+        kind = "evaluation, " if evaluation else ""
+        where = f"epoch {row['epoch'] + 1}{of}, batch {row['batch']}, step {row['step']}"
+        return f"{kind}{where}: {in_words(values)}"
+
+
+class TwoLines(Progress):
+    """A bar, and a line of text below it that is asked for at every refresh.
+
+    Args:
+        console: where to.
+        below: -> the line.
+    """
+
+    def __init__(self, console: Console, below: Any) -> None:
+        self._below = below  # before the bar asks for it
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            refresh_per_second=4,
+            expand=True,
+        )
+
+    def begin(self, description: str, total: float, done: int) -> None:
+        """Start the bar anew."""
+        for task in self.task_ids:
+            self.remove_task(task)
+        self.add_task(description, total=total, completed=done)
+
+    def advance(self, done: int) -> None:  # type: ignore[override]
+        """Move the bar."""
+        for task in self.task_ids:
+            self.update(task, completed=done)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield self._below()
+
+
+def status(seen: Mapping[str, Any], module: Any) -> Text:
+    """The line below the bar: what the last batch was worth, and what is being done."""
+    phases = getattr(module, "phases", None)
+    phase = PHASES.get(getattr(phases, "current", None) or "", "")
+    text = Text(in_words(seen), no_wrap=True, overflow="ellipsis")
+    return text.append(f"{'  ' if seen else ''}{phase}", style="dim")
+
+
+def batch_values(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Reward of each turn, return and entropy of what a training step returned; nothing of what has none."""
+    rewards: dict[int, list[float]] = {}
+    for root in outputs["trees"]:
+        for node in nodes_by_level(root):
+            if found := valid(node.rewards):
+                rewards.setdefault(node.turn, []).append(mean(found))
+    values = {
+        "reward": [mean(rewards[turn]) for turn in sorted(rewards)],
+        "return": [mean(found) for root in outputs["trees"] if (found := valid(root.returns))],
+        "entropy": [seen["entropy"] for _, seen in outputs.get("reports", ()) if "entropy" in seen],
+    }
+    return {name: found if name == "reward" else mean(found) for name, found in values.items() if found}
+
+
+def row_values(row: Mapping[str, float]) -> dict[str, Any]:
+    """The same of a row of metrics."""
+    entropies = [value for name, value in row.items() if _ENTROPY.fullmatch(name)]
+    found = {
+        "reward": [value for name, value in row.items() if _REWARD.fullmatch(name)],
+        "return": [value for name, value in row.items() if _RETURN.fullmatch(name)],
+        "entropy": [mean(entropies)] if entropies else [],
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def in_words(values: Mapping[str, Any]) -> str:
+    """`reward 0.381, 0.5  return 0.381  ...`: several numbers are those of the turns."""
+    parts = []
+    for name, value in values.items():
+        numbers = value if isinstance(value, list) else [value]
+        if name == "tokens/s":
+            parts.append(f"{value:,.0f} tokens/s")
+        else:
+            parts.append(f"{name} {', '.join(f'{number:.3g}' for number in numbers)}")
+    return "  ".join(parts)
+
+
+def _table(trainer: L.Trainer) -> MetricsCSV | None:
+    return next((logger for logger in trainer.loggers if isinstance(logger, MetricsCSV)), None)
