@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import wandb
 import yaml
 
 from mareinforce import fit
@@ -52,7 +53,9 @@ def folder(tmp_path, monkeypatch):
     word_tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    wandb.teardown()  # which keeps what the environment was when it was first asked
+    yield tmp_path
+    wandb.teardown()
 
 
 def holding(folder: Path, text: str) -> list[str]:
@@ -63,8 +66,6 @@ def holding(folder: Path, text: str) -> list[str]:
 
 
 def test_no_secret_of_the_environment_is_in_any_file_of_a_run(folder):
-    import wandb
-
     assert fit.main(["--config", "recipe.yaml"]) == 0
     wandb.finish()
     written = {path.name for path in (folder / "runs").rglob("*") if path.is_file()}
