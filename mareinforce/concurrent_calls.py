@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,7 @@ class CallRunner:
         self._threads = DaemonThreads("mareinforce-call")
         self._idle: list[WorkerProcess] = []
         self._busy: set[WorkerProcess] = set()
+        self._lock = threading.Lock()  # between who calls and the threads that wait for answers
         self._sent: dict[int, tuple[UserFunction, bytes]] = {}  # by id; the function is kept, so the id is its own
 
     @property
@@ -110,9 +112,10 @@ class CallRunner:
 
     def close(self) -> None:
         """Leave no worker process behind. Workers that are asked for later are made anew."""
-        for process in self.processes:
+        with self._lock:
+            left, self._idle, self._busy = self.processes, [], set()
+        for process in left:
             process.kill()
-        self._idle, self._busy = [], set()
         self._threads.close()
 
     def _here(
@@ -240,8 +243,7 @@ class CallRunner:
             error = process.load(key, sent)
             one.began = time.monotonic()  # importing what the function needs is not what is limited
             answer = process.call(key, arguments) if error is None else (None, error)
-            self._busy.discard(process)
-            self._idle.append(process)
+            self._give_back(process)
             return answer
 
         def stop() -> None:
@@ -251,6 +253,13 @@ class CallRunner:
         one = _Running(index, Future(), stop)
         one.future = self._threads.submit(work)
         return one
+
+    def _give_back(self, process: WorkerProcess) -> None:
+        """Keep a process for the next call, unless it was stopped, or all were, while its answer was on its way."""
+        with self._lock:
+            if process in self._busy:
+                self._busy.remove(process)
+                self._idle.append(process)
 
     def _function(self, function: UserFunction) -> bytes:
         if id(function) not in self._sent:

@@ -457,3 +457,15 @@ def test_arguments_are_copies_in_every_kind(run):
         texts = ["a"]
         assert run(vandal, [(texts,)], **options) == [[]]
         assert texts == ["a"]
+
+
+def test_an_answer_that_comes_after_the_end_brings_no_process_back():
+    runner = CallRunner(**PROCESSES)
+    kept, late = runner._process(), runner._process()
+    runner._give_back(kept)
+    assert runner.processes == [kept, late]
+    runner.close()
+    runner._give_back(late)  # by the thread that waited for it
+    assert runner.processes == []
+    assert not kept.is_alive
+    assert not late.is_alive
