@@ -10,8 +10,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from jaxtyping import install_import_hook
 
-# the rooms in which tensors have shapes; elsewhere wrong types are refused in words, which tests look at, and looking at
-# every call of every rollout would take most of the tests' time
+# the rooms in which tensors have shapes; elsewhere wrong types are refused in words, which tests look at, and looking
+# at every call of every rollout would take most of the tests' time
 install_import_hook(["mareinforce.algorithms", "mareinforce.agents.scoring"], "beartype.beartype")
 
 import pytest  # noqa: E402
