@@ -137,7 +137,7 @@ def stubborn():
 
 
 def test_from_python_a_signal_leaves_a_checkpoint_too(tmp_path):
-    calls = []
+    calls, before = [], signal.getsignal(signal.SIGINT)  # ignored, where the tests run in the background
 
     def reward(first, second):
         calls.append(1)
@@ -149,6 +149,6 @@ def test_from_python_a_signal_leaves_a_checkpoint_too(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         made.train()
     assert [path.name for path in (made.run_folder / "checkpoints").iterdir()] == ["batch=2-updates=2.ckpt"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     made.train(resume_from_checkpoint="last")
     assert len(metrics(made)) == 4
