@@ -215,9 +215,10 @@ def _backward(
             for piece, scored in zip(pieces, scores, strict=True):
                 sample, weight = learnable[piece.node]
                 losses.append(weight * piece_loss(sample, piece.completions, scored, config, seen[piece.node]))
-                if not torch.isfinite(losses[-1]):
-                    raise NonFiniteError(_not_finite(team, "the loss", float(losses[-1].detach()), sample))
-                seen[piece.node].loss += float(losses[-1].detach())
+                loss = float(losses[-1].detach())
+                if not math.isfinite(loss):
+                    raise NonFiniteError(_not_finite(team, "the loss", loss, sample))
+                seen[piece.node].loss += loss
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
     return seen
 
