@@ -11,6 +11,8 @@ from mareinforce.random_states import random_states
 from mareinforce.tracking import WandbTracker
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
     from mareinforce.team_module import TeamModule
 
 PREFIX = "team."
@@ -80,6 +82,18 @@ def load(module: TeamModule, checkpoint: dict[str, Any]) -> dict[str, Any] | Non
     for logger, rows in zip(tables(module), state["metrics_rows"], strict=False):
         logger.keep_rows(rows)
     return dict(own["random"])
+
+
+def count_epoch(trainer: Trainer) -> None:
+    """In a resumed run's first batch: count the epoch that has begun with it.
+
+    Lightning, which resumes at an epoch's last batch as in its middle, begins the next one without counting it, and
+    what it then saved would be read as the end of an epoch: the next resume would go on in a wrong one.
+    """
+    progress = trainer.fit_loop.epoch_progress
+    if progress.current.ready == progress.current.processed:
+        progress.increment_ready()
+        progress.increment_started()
 
 
 def _check_ranks(saved: int, here: int) -> None:

@@ -297,6 +297,7 @@ class TeamModule(L.LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Where a resumed run takes up the random streams that users' functions draw from: as late as can be."""
         if self._resumed_random_states is not None:
+            run_state.count_epoch(self.trainer)
             set_random_states(self._resumed_random_states)
             self._resumed_random_states = None
 

@@ -35,17 +35,14 @@ from mareinforce.checkpoint_files import FOLDER, PART
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 MOST_KILLS = 6  # of one run; then it is left alone
 LATEST = 900.0  # seconds within which any process must have ended, on a busy machine too
-CALLBACKS = [
-    {"class_path": "mareinforce.checkpoint.TeamCheckpoint", "init_args": {"every_n_batches": 1, "keep_last": 2}},
-    {"class_path": "mareinforce.callbacks.RolloutLog"},
-]
 KINDS: dict[str, dict[str, Any]] = {
     "full": {},
-    "lora": {"lora": {"r": 2, "target_modules": "all-linear"}},
+    "lora": {"lora": {"r": 2, "target_modules": "all-linear"}, "config": {"num_train_epochs": 4}},
     "buffered": {"config": {"rollout_buffer_size": 2, "importance_sampling": "token", "logging_steps": 5}},
     "two turns": {
         "external_transition": "tests.campaigns.noisy.again",
-        "config": {"num_turns": 2, "rollout_buffer_size": "rollout"},
+        "config": {"num_turns": 2, "rollout_buffer_size": "rollout", "num_train_epochs": 4},
+        "every_n_batches": 3,
     },
 }
 
@@ -53,6 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def recipe(kind: str, updates: int) -> dict[str, Any]:
     """The quickstart, made short, with noise in its reward."""
     special = dict(KINDS[kind])
+    cadence = special.pop("every_n_batches", 1)
     config = {
         "num_turns": 1, "num_train_epochs": 2, "num_generations": 2, "max_new_tokens": 8, "agent_learning_rate": 1e-3,
         "lr_schedule": "linear", "warmup_updates": 3, "max_grad_norm": 1.0, "rollout_buffer_size": 1,
@@ -60,7 +58,12 @@ def recipe(kind: str, updates: int) -> dict[str, Any]:
         "max_updates": updates,
         **special.pop("config", {}),
     }  # fmt: skip
-    rows = updates // 2 * (config["rollout_buffer_size"] if isinstance(config["rollout_buffer_size"], int) else 1)
+    rows = updates // config["num_train_epochs"] * (config["rollout_buffer_size"] if isinstance(config["rollout_buffer_size"], int) else 1)
+    checkpoints = {"every_n_batches": cadence, "keep_last": 2}
+    callbacks = [
+        {"class_path": "mareinforce.checkpoint.TeamCheckpoint", "init_args": checkpoints},
+        {"class_path": "mareinforce.callbacks.RolloutLog"},
+    ]
     return {
         "seed_everything": 0,
         "model": {
@@ -71,7 +74,7 @@ def recipe(kind: str, updates: int) -> dict[str, Any]:
             "train": {"path": "story-prompts", "split": f"train[:{rows}]"},
             "eval": {"path": "story-prompts", "split": "test[:1]"},
         },
-        "trainer": {"accelerator": "cpu", "enable_progress_bar": False, "callbacks": CALLBACKS},
+        "trainer": {"accelerator": "cpu", "enable_progress_bar": False, "callbacks": callbacks},
     }  # fmt: skip
 
 

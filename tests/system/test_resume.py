@@ -120,6 +120,21 @@ def test_resuming_is_not_stopping_from_any_batch(tmp_path, batches, lora):
     assert rows[0] == rows[1]
 
 
+@pytest.mark.parametrize("stops", [[6, 7], [6, 8, 12, 15], [1, 5, 6, 11, 12, 13, 17]])
+def test_resuming_again_and_again_is_not_stopping(tmp_path, stops):
+    """A run that was resumed where an epoch ended leaves checkpoints that are as good as any."""
+    unbroken, _ = run(tmp_path / "unbroken", None, num_train_epochs=3)
+    resume = None
+    for stop in stops:
+        run(tmp_path / "stopped", stop, resume=resume, num_train_epochs=3)
+        resume = "last"
+    resumed, _ = run(tmp_path / "stopped", None, resume="last", num_train_epochs=3)
+    assert_equal(resumed, unbroken)
+    rows = [read_metrics(one.run_folder / "metrics.csv") for one in (resumed, unbroken)]
+    assert rows[0] == rows[1]
+    assert resumed.module.batches == unbroken.module.batches == 18
+
+
 def test_buffers_and_two_turns_are_resumed_too(tmp_path):
     options = {"turns": 2, "rollout_buffer_size": 5, "importance_sampling": "token", "num_generations": 2}
     unbroken, _ = run(tmp_path / "unbroken", None, **options)
