@@ -1,4 +1,4 @@
-"""The documentation names every field and every column, with its default, and its Python examples are Python."""
+"""The documentation names every field and every column, with its default. (Its snippets: tests/documentation.py.)"""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import ast
 import dataclasses
 import importlib
 import re
-import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,10 @@ from mareinforce.csv_log import read_metrics
 from tests.models import table_model, table_tokenizer
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
-RUNNABLE = "# runnable"
+PAGES = [*sorted(DOCS.glob("*.md")), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md"))]
 
-_FENCE = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\| `(?P<name>[^`]+)` \| (?P<rest>.*) \|$", re.MULTILINE)
 _WORDS = {"true": True, "false": False, "null": None}
-
-
-def python_blocks(text: str) -> Iterator[tuple[int, str]]:
-    """The line where each fenced Python block begins, and its code."""
-    return ((text[: found.start(2)].count("\n"), textwrap.dedent(found[2])) for found in _FENCE.finditer(text))
-
-
-def compiled(page: str, line: int, code: str) -> Any:
-    """The block, with the page's own line numbers in its errors. Raises SyntaxError if it is not Python."""
-    return compile("\n" * line + code, page, "exec")
 
 
 def first_cells(text: str) -> dict[str, str]:
@@ -83,10 +70,20 @@ def wrong_columns(text: str, columns: Collection[str]) -> list[str]:
     return missing + [f"{name} is not logged" for name in sorted(stated - logged)]
 
 
-def dead_links(text: str) -> list[str]:
-    """Pages that are linked to and are not there."""
-    linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
-    return [target for target in linked if not (DOCS / target).exists()]
+def dead_links(page: Path, text: str) -> list[str]:
+    """What a page links to that is not there: files, and headings of pages."""
+    dead = []
+    for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        file = page.parent / target if target else page
+        if not file.exists() or (heading and heading not in headings(file.read_text(encoding="utf-8"))):
+            dead.append(f"{target}#{heading}" if heading else target)
+    return dead
+
+
+def headings(text: str) -> list[str]:
+    """The headings of a page, as a link names them."""
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found]
 
 
 CONFIGURATION = (DOCS / "configuration.md").read_text(encoding="utf-8")
@@ -173,27 +170,12 @@ class TestCallbacks:
         assert all(f"## {name}\n" in text for name in kinds)
 
 
-class TestExamples:
-    @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-    def test_every_python_block_compiles_and_the_runnable_ones_run(self, page):
-        for line, code in python_blocks(page.read_text(encoding="utf-8")):
-            program = compiled(page.name, line, code)
-            if code.startswith(RUNNABLE):
-                exec(program, {"__name__": "example"})
-
-    def test_blocks_are_found_and_a_broken_one_is_reported_at_its_line(self):
-        pages = [page.read_text(encoding="utf-8") for page in PAGES]
-        found = [code for text in pages for _, code in python_blocks(text)]
-        assert len(found) == sum(text.count("```python") for text in pages)
-        assert sum(code.startswith(RUNNABLE) for code in found) == sum(text.count(RUNNABLE) for text in pages) > 5
-        text = "one\n\n  ```python\n  x = 1\n  ```\n\n```python\n# runnable\nassert x ==\n```\n"
-        (_, good), (line, bad) = python_blocks(text)
-        assert good == "x = 1\n"
-        with pytest.raises(SyntaxError) as error:
-            compiled("page.md", line, bad)
-        assert error.value.lineno == 9
-
+class TestLinks:
     def test_links_between_pages_lead_somewhere(self):
-        texts = [page.read_text(encoding="utf-8") for page in PAGES]
-        assert [dead_links(text) for text in texts] == [[]] * len(PAGES)
-        assert dead_links("[a](metrics.md) [b](no_such_page.md#x) [c](https://example.org)") == ["no_such_page.md"]
+        dead = {page.name: dead_links(page, page.read_text(encoding="utf-8")) for page in PAGES}
+        assert dead == {page.name: [] for page in PAGES}
+
+    def test_a_link_that_leads_nowhere_is_reported(self):
+        text = "## A `b`-c\n[a](metrics.md) [b](no_such.md#x) [c](https://example.org) [d](#a-b-c) [e](metrics.md#no)"
+        assert dead_links(DOCS / "algorithms.md", text) == ["no_such.md#x", "#a-b-c", "metrics.md#no"]
+        assert headings(text) == ["a-b-c"]
