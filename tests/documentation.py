@@ -89,7 +89,7 @@ def problems(page: str, text: str, folder: Path) -> list[str]:
     """What does not hold in a page's blocks, each with page and line; files are written into ``folder``."""
     ways = {"python": Python(folder).problems, "yaml": yaml_problems, "bash": bash_problems, "": output_problems}
     found = []
-    with _inside(folder):
+    with inside(folder):
         for block in blocks(page, text):
             if block.file is not None:
                 (folder / block.file).write_text(block.code, encoding="utf-8")
@@ -99,7 +99,7 @@ def problems(page: str, text: str, folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[None]:
+def inside(folder: Path) -> Iterator[None]:
     """In a folder, whose modules can be imported, and are forgotten afterwards."""
     with contextlib.chdir(folder), mock.patch.object(sys, "path", [str(folder), *sys.path]):
         try:
