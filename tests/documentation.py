@@ -38,6 +38,7 @@ import mareinforce
 from mareinforce import MAGRPOConfig, plot
 from mareinforce.cli import MareinforceCLI
 from mareinforce.eval_arguments import configuration_arguments
+from mareinforce.quiet import quiet
 from mareinforce.team_module import TeamModule
 
 ROOT = Path(__file__).parents[1]
@@ -230,7 +231,8 @@ def _parsed_only(command: str) -> ParsedOnly:
 def refusal(command: str, arguments: Sequence[str], *, build: bool = True) -> str | None:
     """What the command line says against `fit` or `validate` with these arguments; None: nothing."""
     try:
-        _parsed_only(command).take(arguments, build=build)
+        with quiet():
+            _parsed_only(command).take(arguments, build=build)
     except (Exception, SystemExit) as error:
         return f"{error}" or type(error).__name__
     return None

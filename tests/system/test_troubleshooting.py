@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: its messages are what runs print, and its columns and fields are there and mean what it says."""
+"""docs/troubleshooting.md: runs print its messages, and its columns and fields are there and mean what it says."""
 
 from __future__ import annotations
 
