@@ -170,6 +170,38 @@ class TestCallbacks:
         assert all(f"## {name}\n" in text for name in kinds)
 
 
+def rooms(text: str) -> list[str]:
+    """Every path in the first cells of a table of rooms; a bare `NAME.py` is one of the package."""
+    cells = re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE)
+    names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    return [f"mareinforce/{name}" if "/" not in name else name for name in names]
+
+
+def wrong_rooms(text: str, tree: Collection[str]) -> list[str]:
+    """Files and folders without a place in the table, named twice, or not there."""
+    named = rooms(text)
+    twice = sorted({name for name in named if named.count(name) > 1})
+    missing = [f"{name} is missing" for name in sorted(set(tree) - set(named))]
+    return missing + [f"{name} is not there" for name in sorted(set(named) - set(tree))] + [f"{n} twice" for n in twice]
+
+
+class TestContributing:
+    def test_the_table_of_rooms_is_the_tree(self):
+        root = DOCS.parent
+        files = {f"mareinforce/{file.name}" for file in (root / "mareinforce").glob("[!_]*.py")}
+        packages = [*(root / "mareinforce").glob("*/__init__.py"), *(root / "tests").glob("*/__init__.py")]
+        tree = files | {f"{file.parent.relative_to(root)}/" for file in packages} | {"callbacks/", "configs/"}
+        assert wrong_rooms((root / "CONTRIBUTING.md").read_text(encoding="utf-8"), tree) == []
+
+    def test_a_room_that_is_missing_or_not_there_is_reported(self):
+        text = "| where | what |\n| --- | --- |\n| `mareinforce/a/`, `b.py` | x |\n| `b.py`, `c.py` | y |\n"
+        assert wrong_rooms(text, {"mareinforce/a/", "mareinforce/b.py", "mareinforce/d.py"}) == [
+            "mareinforce/d.py is missing",
+            "mareinforce/c.py is not there",
+            "mareinforce/b.py twice",
+        ]
+
+
 class TestLinks:
     def test_links_between_pages_lead_somewhere(self):
         dead = {page.name: dead_links(page, page.read_text(encoding="utf-8")) for page in PAGES}
