@@ -82,9 +82,7 @@ def test_in_a_terminal_there_are_two_lines_and_the_cursor_is_given_back(tmp_path
     assert written(out).rstrip().endswith(f"{ESCAPE}[?25h")
 
 
-@pytest.mark.parametrize(
-    ("options", "shown"), [({}, "epoch 2/2 ━+ 6/6"), ({"max_updates": 5}, "update ━+ 5/5")]
-)
+@pytest.mark.parametrize(("options", "shown"), [({}, "epoch 2/2 ━+ 6/6"), ({"max_updates": 5}, "update ━+ 5/5")])
 def test_a_resumed_run_shows_how_far_the_whole_run_is(tmp_path, options, shown):
     fields = RUN | {"num_turns": 1, "external_transition": None} | options
     stopped = train(tmp_path, callbacks=[TeamCheckpoint(every_n_batches=1)], **fields | {"max_updates": 1})
