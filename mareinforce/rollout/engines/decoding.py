@@ -105,8 +105,9 @@ class _Reader:
         self.batch, self.speakers = batch, speakers
         self.rows: Sequence[int] = range(len(batch.sources))
         prompt_ids, attended = aligned_right(batch.prompts)
-        self.prompt_ids, self.attended = prompt_ids.to(batch.device), attended.to(batch.device)
-        self.filled = bool((attended == 0).any())
+        self.device = batch.device
+        self.prompt_ids, self.attended = prompt_ids.to(self.device), attended.to(self.device)
+        self.filled = bool((attended == 0).any())  # else all is attended to, and no mask needed
         self.positions = self.attended.sum(dim=1)  # [U], then [R]: the next one
         model = inner_model(batch.network)
         self.cache_name = _cache_name(model) or ""
@@ -117,7 +118,7 @@ class _Reader:
 
     def read_prompts(self) -> Tensor:
         """Read each prompt once. Logits of every row's first token, [R, V]; from here on there is a cache a row."""
-        sources = torch.tensor(self.batch.sources, device=self.batch.device)
+        sources = torch.tensor(self.batch.sources, device=self.device)
         first_rows = [self.batch.sources.index(prompt) for prompt in range(len(self.batch.prompts))]
         positions = (self.attended.cumsum(dim=1) - 1).clamp(min=0)
         logits = self._forward(self.prompt_ids, positions, first_rows)
@@ -126,16 +127,17 @@ class _Reader:
 
     def read(self, ids: Tensor) -> Tensor:
         """Read the rows' next token, int64 [R]. Logits of the one after it, [R, V]."""
-        grown = self.attended.new_ones(len(self.attended), 1)
-        self.attended = torch.cat([self.attended, grown], dim=1)
-        logits = self._forward(ids.to(self.batch.device).unsqueeze(1), self.positions.unsqueeze(1), self.rows)
+        if self.filled:
+            grown = self.attended.new_ones(len(self.attended), 1)
+            self.attended = torch.cat([self.attended, grown], dim=1)
+        logits = self._forward(ids.to(self.device).unsqueeze(1), self.positions.unsqueeze(1), self.rows)
         self.positions = self.positions + 1
         return logits
 
     def keep(self, places: Sequence[int]) -> None:
         """Go on with these rows alone."""
         self.rows = [self.rows[place] for place in places]
-        self._select(torch.tensor(places, device=self.batch.device))
+        self._select(torch.tensor(places, device=self.device))
 
     def _select(self, indices: Tensor) -> None:
         self.cache.batch_select_indices(indices)
