@@ -77,15 +77,11 @@ class RunProgress(ProgressBar):
             self._display = TwoLines(self._console, lambda: status(self._seen, pl_module))
             self._display.start()
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._display is not None:
-            epochs = "" if trainer.max_epochs is None else f"/{trainer.max_epochs}"
-            done = int(getattr(pl_module, "batches_in_epoch", 0)) % max(1, int(self.total_train_batches))
-            self._display.begin(f"epoch {trainer.current_epoch + 1}{epochs}", self.total_train_batches, done)
-
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if self._display is not None and not self._display.tasks:
+            self._display.begin(*self._length(trainer, pl_module))
         self._batch_began = time.perf_counter()
 
     def on_train_batch_end(
@@ -97,7 +93,7 @@ class RunProgress(ProgressBar):
             rate = tokens / max(1e-9, time.perf_counter() - self._batch_began)
             self._seen |= {**batch_values(outputs), "tokens/s": rate}
         if self._display is not None:
-            self._display.advance(batch_idx + 1)
+            self._display.move(*self._length(trainer, pl_module))
         self._tell_rows(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -133,9 +129,19 @@ class RunProgress(ProgressBar):
         dataloader_idx: int = 0,
     ) -> None:
         if self._display is not None and not trainer.training:
-            self._display.advance(batch_idx + 1)
+            self._display.move("evaluation", self.total_val_batches_current_dataloader, batch_idx + 1)
 
     # small print
+
+    def _length(self, trainer: L.Trainer, module: Any) -> tuple[str, float | None, int]:
+        """What the whole run is counted in, how long it is, and how far it has come; a resumed one too."""
+        most = module.config.max_updates
+        if most is not None:
+            return "update", most, max(module.updates)
+        epochs = trainer.max_epochs
+        if epochs is None or epochs < 0:  # without end
+            return f"epoch {trainer.current_epoch + 1}", None, module.batches
+        return f"epoch {trainer.current_epoch + 1}/{epochs}", epochs * self.total_train_batches, module.batches
 
     def _stop(self) -> None:
         if self._display is not None:
@@ -185,16 +191,14 @@ class TwoLines(Progress):
             expand=True,
         )
 
-    def begin(self, description: str, total: float, done: int) -> None:
-        """Start the bar anew."""
-        for task in self.task_ids:
-            self.remove_task(task)
+    def begin(self, description: str, total: float | None, done: int) -> None:
+        """Start the bar; what was done before counts for no speed."""
         self.add_task(description, total=total, completed=done)
 
-    def advance(self, done: int) -> None:  # type: ignore[override]
+    def move(self, description: str, total: float | None, done: int) -> None:
         """Move the bar."""
         for task in self.task_ids:
-            self.update(task, completed=done)
+            self.update(task, description=description, total=total, completed=done)
 
     def get_renderables(self) -> Iterator[RenderableType]:
         yield self.make_tasks_table(self.tasks)

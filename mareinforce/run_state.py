@@ -91,7 +91,7 @@ def count_epoch(trainer: Trainer) -> None:
     what it then saved would be read as the end of an epoch: the next resume would go on in a wrong one.
     """
     progress = trainer.fit_loop.epoch_progress
-    if progress.current.ready == progress.current.processed:
+    if progress.current.ready == trainer.current_epoch:
         progress.increment_ready()
         progress.increment_started()
 

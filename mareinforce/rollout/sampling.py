@@ -91,24 +91,35 @@ def truncated_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 def _candidates(logits: Tensor, sampling: Sampling) -> tuple[Tensor | None, Tensor]:
     """The tokens that may be drawn, int64 [R, C] ascending by id (None: all V, in their order), and their
     probabilities [R, C]."""
-    scores = logits if sampling.temperature == 1.0 else logits / sampling.temperature
     candidates = None
-    if sampling.top_k and sampling.top_k < scores.shape[-1]:
-        candidates, scores = _top_k(scores, sampling.top_k)
+    if sampling.top_k and sampling.top_k < logits.shape[-1]:
+        candidates, scores = _top_k(logits, sampling.top_k, sampling.temperature)
+    else:
+        scores = _tempered(logits, sampling.temperature)
     if sampling.top_p < 1.0:
         scores = _keep_top_p(scores, sampling.top_p)
     return candidates, torch.softmax(scores, dim=-1)
 
 
-def _top_k(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The k best tokens and those that tie with the k-th, ascending by id: ids [R, C] and scores [R, C]."""
-    best = torch.topk(scores, top_k, dim=-1)
-    kth = best.values[:, -1:]
-    count = int((scores >= kth).sum(dim=-1).max())
-    if count > top_k:
-        best = torch.topk(scores, count, dim=-1)
-    candidates, order = best.indices.sort(dim=-1)
-    kept = best.values.gather(-1, order)
+def _tempered(logits: Tensor, temperature: float) -> Tensor:
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def _top_k(logits: Tensor, top_k: int, temperature: float) -> tuple[Tensor, Tensor]:
+    """The k best tokens and those that tie with the k-th, ascending by id: ids [R, C] and scores [R, C].
+
+    Only the best are divided by the temperature: that keeps their order, and whether the next one ties.
+    """
+    found = torch.topk(logits, top_k + 1, dim=-1)
+    values, indices = _tempered(found.values, temperature), found.indices
+    kth = values[:, top_k - 1 : top_k]
+    if bool((values[:, top_k:] < kth).all()):
+        values, indices = values[:, :top_k], indices[:, :top_k]
+    else:
+        scores = _tempered(logits, temperature)
+        values, indices = torch.topk(scores, int((scores >= kth).sum(dim=-1).max()), dim=-1)
+    candidates, order = indices.sort(dim=-1)
+    kept = values.gather(-1, order)
     return candidates, kept.masked_fill(kept < kth, -torch.inf)
 
 
@@ -152,21 +163,25 @@ def _invert(probabilities: Tensor, u: Tensor) -> Tensor:
     Sums are in float64 and blockwise: block totals first, then the tokens of the one block that holds the target.
     """
     rows, vocabulary = probabilities.shape
+    if vocabulary <= BLOCK:
+        cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
+        return _first_above(cumulative, u.double() * cumulative[:, -1]).squeeze(-1)
     blocks = -(-vocabulary // BLOCK)
     filled = torch.nn.functional.pad(probabilities, (0, blocks * BLOCK - vocabulary)).view(rows, blocks, BLOCK)
-    block, rest = _walk(filled.sum(dim=-1, dtype=torch.float64), u.double(), relative=True)
-    tokens = filled.gather(1, block.view(rows, 1, 1).expand(rows, 1, BLOCK)).squeeze(1).double()
-    token, _ = _walk(tokens, rest, relative=False)
-    return (block * BLOCK + token).clamp(max=vocabulary - 1)
+    sums = filled.sum(dim=-1, dtype=torch.float64)
+    cumulative = sums.cumsum(dim=-1)
+    target = u.double() * cumulative[:, -1]
+    block = _first_above(cumulative, target)
+    before = (cumulative.gather(-1, block) - sums.gather(-1, block)).squeeze(-1)
+    inside = filled.gather(1, block.unsqueeze(-1).expand(rows, 1, BLOCK)).squeeze(1)
+    token = _first_above(inside.cumsum(dim=-1, dtype=torch.float64), (target - before).clamp(min=0.0))
+    return (block * BLOCK + token).squeeze(-1).clamp(max=vocabulary - 1)
 
 
-def _walk(weights: Tensor, target: Tensor, *, relative: bool) -> tuple[Tensor, Tensor]:
-    """First index [R] whose cumulative weight [R, n] exceeds the target [R], and what is left of the target there."""
-    cumulative = weights.cumsum(dim=-1)
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """First index [R, 1] at which the cumulative weights [R, n] exceed the target [R]."""
     total = cumulative[:, -1]
-    target = target * total if relative else target
     # Strictly below the total, so that rounding cannot step behind the last token of positive probability.
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
-    index = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).clamp(max=weights.shape[-1] - 1)
-    before = cumulative.gather(-1, index) - weights.gather(-1, index)
-    return index.squeeze(-1), (target - before.squeeze(-1)).clamp(min=0.0)
+    index = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True)
+    return index.clamp_(max=cumulative.shape[-1] - 1)

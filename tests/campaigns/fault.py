@@ -58,7 +58,8 @@ def recipe(kind: str, updates: int) -> dict[str, Any]:
         "max_updates": updates,
         **special.pop("config", {}),
     }  # fmt: skip
-    rows = updates // config["num_train_epochs"] * (config["rollout_buffer_size"] if isinstance(config["rollout_buffer_size"], int) else 1)
+    buffer, epochs = config["rollout_buffer_size"], config["num_train_epochs"]
+    rows = updates // epochs * (buffer if isinstance(buffer, int) else 1)
     checkpoints = {"every_n_batches": cadence, "keep_last": 2}
     callbacks = [
         {"class_path": "mareinforce.checkpoint.TeamCheckpoint", "init_args": checkpoints},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,7 @@ from mareinforce.callbacks import (
     TurnRewardCurves,
 )
 from mareinforce.callbacks.trackers import log_page, log_picture, log_table
+from matplotlib.image import imread
 
 from mareinforce import fit
 from mareinforce.errors import ConfigError
@@ -33,6 +36,7 @@ from tests.system.runs import Recorder, column, metrics, rank, rollouts, train, 
 from tests.system.test_evaluation import EVAL_ROWS, Played
 from tests.system.test_resume import run
 
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TURNS = {"num_turns": 3, "external_transition": lambda prompt: [prompt, prompt]}
 
 
@@ -42,6 +46,15 @@ def every_callback(**tables: Any) -> list[Any]:
         CompletionTable(every_n_env_steps=4, **tables), TreeView(every_n_env_steps=4), ThroughputMonitor(),
         RolloutLog(),
     ]  # fmt: skip
+
+
+def screenshot(page: Path, to: Path) -> np.ndarray:
+    """The page as a browser draws it: [height, width, RGB]."""
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-color-profile=srgb"]
+    size = ["--window-size=1200,900", f"--user-data-dir={to.parent / 'browser'}"]
+    command = [BROWSER, *flags, *size, f"--screenshot={to}", page.as_uri()]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return (255 * imread(to)[..., :3]).round().astype(int)
 
 
 def agree(first: list[str], second: list[str]) -> list[float]:
@@ -401,6 +414,21 @@ class TestTrees:
         assert view._repr_html_() in html
         assert str(view.page).count("stopped early") == 2  # once in the facts
         assert [step for step, given in tracker.given if "tree" in given] == [4, 8, 12]
+
+    @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+    def test_a_browser_draws_nodes_rewards_and_texts(self, tmp_path):
+        made = trainer(
+            tmp_path, rank, _llamas(), rows=({"prompt": "go on"},), num_turns=2, max_new_tokens=3,
+            external_transition=lambda prompt: [prompt, prompt], callbacks=[TreeView(every_n_env_steps=1)],
+        )  # fmt: skip
+        made.train()
+        (page,) = (made.run_folder / "trees").iterdir()
+        dots = re.findall(r'<circle[^>]*fill="rgb\((\d+),(\d+),(\d+)\)"', page.read_text())
+        colours = {tuple(map(int, each)) for each in dots}
+        assert len(colours) > 1  # one a reward
+        drawn = screenshot(page, tmp_path / "drawn.png")
+        assert [colour for colour in colours if not (drawn == colour).all(-1).any()] == []
+        assert (drawn.sum(-1) < 300).sum() > 1000  # letters
 
     def test_before_the_first_tree_a_notebook_is_told_so(self):
         assert "no tree yet" in TreeView()._repr_html_()

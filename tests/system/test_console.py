@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from rich.console import Console
 
 from mareinforce import MAGRPOConfig, MAGRPOTrainer, fit
+from mareinforce.checkpoint import TeamCheckpoint
 from mareinforce.progress import PHASES, RunProgress, batch_values, status
 from mareinforce.rollout.tree import Node
 from mareinforce.run_header import count_weights, header, memory, most_joint_actions
@@ -36,6 +37,11 @@ def console(*, terminal: bool = False) -> Console:
 
 def written(where: Console) -> str:
     return where.file.getvalue()  # type: ignore[attr-defined]
+
+
+def plain(where: Console) -> str:
+    """Without colours and movements."""
+    return re.sub(rf"{ESCAPE}\[[\d;?]*[a-zA-Z]", "", written(where))
 
 
 # progress
@@ -70,10 +76,21 @@ def test_there_is_no_line_between_rows_and_one_for_what_is_left_at_the_end(tmp_p
 def test_in_a_terminal_there_are_two_lines_and_the_cursor_is_given_back(tmp_path):
     out = console(terminal=True)
     train(tmp_path, callbacks=[RunProgress(out)], **RUN)
-    last = re.sub(rf"{ESCAPE}\[[\d;?]*[a-zA-Z]", "", written(out)).splitlines()[-2:]
-    assert re.match(r"\r?epoch 2/2 ━+ 3/3 0:\d\d:\d\d left 0:00:00", last[0])
+    last = plain(out).splitlines()[-2:]
+    assert re.match(r"\r?epoch 2/2 ━+ 6/6 0:\d\d:\d\d left 0:00:00", last[0])
     assert re.match(r"reward 0\.5, 0\.5  return 1  entropy 0\.6\d+  [\d,]+ tokens/s", last[1])
     assert written(out).rstrip().endswith(f"{ESCAPE}[?25h")
+
+
+@pytest.mark.parametrize(("options", "shown"), [({}, "epoch 2/2 ━+ 6/6"), ({"max_updates": 5}, "update ━+ 5/5")])
+def test_a_resumed_run_shows_how_far_the_whole_run_is(tmp_path, options, shown):
+    fields = RUN | {"num_turns": 1, "external_transition": None} | options
+    stopped = train(tmp_path, callbacks=[TeamCheckpoint(every_n_batches=1)], **fields | {"max_updates": 1})
+    assert stopped.module.batches in (1, 2)  # in the middle of an epoch
+    out = console(terminal=True)
+    made = trainer(tmp_path, rank, callbacks=[TeamCheckpoint(every_n_batches=1), RunProgress(out)], **fields)
+    made.train(resume_from_checkpoint="last")
+    assert re.search(shown, plain(out).splitlines()[-2])
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -54,36 +55,47 @@ def _cache_name(model: nn.Module) -> str | None:
 @torch.no_grad()  # not inference_mode: buffers that a forward renews must stay usable in training
 def decode(batch: Batch) -> list[Sampled]:
     """Sample every row of the batch: one forward over its different prompts, then one a token over its open rows."""
-    limit, end_ids = batch.sampling.max_new_tokens, torch.tensor(batch.end_ids)
+    limit, end_ids = batch.sampling.max_new_tokens, frozenset(batch.end_ids)
     strings = StopStrings(batch)
     rows = list(range(len(batch.sources)))  # those in the batch
-    lengths = [limit] * len(rows)
+    answers: list[list[int]] = [[] for _ in rows]
     ended = [False] * len(rows)
-    ids = torch.zeros(len(rows), limit, dtype=torch.int64)
-    logprobs = torch.zeros(len(rows), limit, dtype=torch.float32)
+    numbers = batch.uniforms
+    scores: list[tuple[list[int], Tensor]] = []  # of every position: who was in the batch, and their log-probs
     with batch.speaking() as speakers:
         reader = _Reader(batch, speakers)
         logits = reader.read_prompts()
         for position in range(limit):
             forbidden = batch.end_ids if position < batch.sampling.min_new_tokens else None
-            numbers = batch.uniforms[rows, position]
-            drawn, scores = draw(logits.to(numbers.device), numbers, batch.sampling, forbidden)
-            ids[rows, position], logprobs[rows, position] = drawn.cpu(), scores.float().cpu()
-            over = torch.isin(ids[rows, position], end_ids).tolist()
-            for place, row in enumerate(rows):
+            drawn, logprobs = draw(logits.to(numbers.device), numbers[:, position], batch.sampling, forbidden)
+            scores.append((rows, logprobs))
+            for row, token in zip(rows, drawn.tolist(), strict=True):
                 if ended[row]:
                     continue  # what it draws until it leaves is filler
-                if over[place] or (strings.needed and strings.reached(row, ids[row, : position + 1].tolist())):
-                    lengths[row], ended[row] = position + 1, True
+                answers[row].append(token)
+                ended[row] = token in end_ids or (strings.needed and strings.reached(row, answers[row]))
             open_places = [place for place, row in enumerate(rows) if not ended[row]]
             if not open_places or position + 1 == limit:
                 break
             if (len(rows) - len(open_places)) * LEAVE_SHARE >= len(rows):
                 rows = [rows[place] for place in open_places]
-                drawn = drawn[open_places]
+                drawn, numbers = drawn[open_places], numbers[open_places]
                 reader.keep(open_places)
             logits = reader.read(drawn)
-    return [Sampled(ids[row, :n].clone(), logprobs[row, :n].clone(), ended[row]) for row, n in enumerate(lengths)]
+    table = _by_row(scores, len(answers))
+    return [Sampled(torch.tensor(ids), table[row, : len(ids)].clone(), ended[row]) for row, ids in enumerate(answers)]
+
+
+def _by_row(scores: Sequence[tuple[list[int], Tensor]], count: int) -> Tensor:
+    """Log-probs of each position's rows as one table on the CPU, float32 [R, L]; 0 where a row was gone."""
+    table = torch.zeros(count, len(scores))
+    position = 0
+    for _, together in groupby(scores, key=lambda one: id(one[0])):  # positions with the same rows
+        group = list(together)
+        stacked = torch.stack([logprobs for _, logprobs in group], dim=1).float().cpu()
+        table[group[0][0], position : position + len(group)] = stacked
+        position += len(group)
+    return table
 
 
 class _Reader:
@@ -93,8 +105,9 @@ class _Reader:
         self.batch, self.speakers = batch, speakers
         self.rows: Sequence[int] = range(len(batch.sources))
         prompt_ids, attended = aligned_right(batch.prompts)
-        self.prompt_ids, self.attended = prompt_ids.to(batch.device), attended.to(batch.device)
-        self.filled = bool((attended == 0).any())
+        self.device = batch.device
+        self.prompt_ids, self.attended = prompt_ids.to(self.device), attended.to(self.device)
+        self.filled = bool((attended == 0).any())  # else all is attended to, and no mask needed
         self.positions = self.attended.sum(dim=1)  # [U], then [R]: the next one
         model = inner_model(batch.network)
         self.cache_name = _cache_name(model) or ""
@@ -105,7 +118,7 @@ class _Reader:
 
     def read_prompts(self) -> Tensor:
         """Read each prompt once. Logits of every row's first token, [R, V]; from here on there is a cache a row."""
-        sources = torch.tensor(self.batch.sources, device=self.batch.device)
+        sources = torch.tensor(self.batch.sources, device=self.device)
         first_rows = [self.batch.sources.index(prompt) for prompt in range(len(self.batch.prompts))]
         positions = (self.attended.cumsum(dim=1) - 1).clamp(min=0)
         logits = self._forward(self.prompt_ids, positions, first_rows)
@@ -114,16 +127,17 @@ class _Reader:
 
     def read(self, ids: Tensor) -> Tensor:
         """Read the rows' next token, int64 [R]. Logits of the one after it, [R, V]."""
-        grown = self.attended.new_ones(len(self.attended), 1)
-        self.attended = torch.cat([self.attended, grown], dim=1)
-        logits = self._forward(ids.to(self.batch.device).unsqueeze(1), self.positions.unsqueeze(1), self.rows)
+        if self.filled:
+            grown = self.attended.new_ones(len(self.attended), 1)
+            self.attended = torch.cat([self.attended, grown], dim=1)
+        logits = self._forward(ids.to(self.device).unsqueeze(1), self.positions.unsqueeze(1), self.rows)
         self.positions = self.positions + 1
         return logits
 
     def keep(self, places: Sequence[int]) -> None:
         """Go on with these rows alone."""
         self.rows = [self.rows[place] for place in places]
-        self._select(torch.tensor(places, device=self.batch.device))
+        self._select(torch.tensor(places, device=self.device))
 
     def _select(self, indices: Tensor) -> None:
         self.cache.batch_select_indices(indices)
