@@ -372,7 +372,7 @@ def _wrong_pip(arguments: list[str]) -> str | None:
             wanted = [] if found is None or found[1] is None else found[1].split(",")
             if found is None or (unknown := sorted({*wanted} - extras())):
                 return f"there is no extra {', '.join(unknown) if found else word}"
-        elif not word.startswith("-") and word.replace("-", "_") not in _sources().replace("-", "_"):
+        elif not word.startswith("-") and not re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", _sources()):
             return f"nothing here needs the package {word}"
         elif word.startswith("-") and word not in ("--no-deps", "-q"):
             return f"the option {word} is not known here"

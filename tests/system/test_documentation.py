@@ -125,6 +125,7 @@ BROKEN = {
     "```bash\npip install -e \".[tests]\" -c constraints.txt\n```": (2, "there is no extra tests"),
     "```bash\npip install -e . -c constraint.txt\n```": (2, "constraints"),
     "```bash\npip install some-package\n```": (2, "some-package"),
+    "```bash\npip install human-eva\n```": (2, "human-eva"),
     "```bash\npytest -m learnin\n```": (2, "there is no marker learnin"),
     "```bash\npytest tests/unit/test_nothing.py\n```": (2, "test_nothing.py"),
     "```bash\npython -m tests.no_such\n```": (2, "there is no module tests.no_such"),
