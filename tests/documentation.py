@@ -322,6 +322,7 @@ def _wrong_arguments(module: str, arguments: list[str]) -> str | None:
     parse = argparse.ArgumentParser.parse_args
 
     def parsed_only(self: Any, args: Any = None, namespace: Any = None) -> Any:
+        self.allow_abbrev = False  # half an option works, and is none to show
         parse(self, arguments, namespace)
         raise _Parsed
 
@@ -347,6 +348,7 @@ def _wrong_torchrun(arguments: list[str]) -> str | None:
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()
+    parser.allow_abbrev = False
 
     def complain(self: Any, message: str) -> Any:
         raise ValueError(message)
