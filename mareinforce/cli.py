@@ -24,12 +24,11 @@ from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
 from mareinforce.ddp import TeamDDP
 from mareinforce.default_callbacks import default_callbacks
-from mareinforce.errors import MareinforceError
 from mareinforce.eval_protocol import ProtocolEvaluation
 from mareinforce.hyperparameters import log_hyperparameters
 from mareinforce.module import MultiAgentReinforce
 from mareinforce.own_arguments import DESCRIPTION, USAGE, add_own_arguments, spelt, wandb_settings
-from mareinforce.parse_errors import explained
+from mareinforce.parse_errors import explained, not_made
 from mareinforce.progress import RunProgress
 from mareinforce.reporting import FAILED, TERMINATED
 from mareinforce.run_folder import discard_if_nothing_came, new_run_folder, rank_by_environment, run_folder_of_rank
@@ -156,9 +155,9 @@ class MareinforceCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
-            if not isinstance(error.__cause__, MareinforceError):
+            if error.__cause__ is None:
                 raise
-            refusal = error.__cause__
+            refusal = not_made(error)
         if refusal is not None:  # outside of `except`: the parser's own error is nothing to show
             raise refusal
 

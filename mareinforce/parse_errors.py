@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import re
 from collections.abc import Iterable, Sequence
 
@@ -25,6 +26,8 @@ _LINKED = (
 )
 _INNER_OPTION = re.compile(r"Option '(?P<key>[^']+)' is not accepted")
 _INNER_VALUE = re.compile(r'Parser key "(?P<key>\w+)":\s*(?P<rest>Expected an? .*?Got value: [^\n;]*)', re.DOTALL)
+_CLASS = re.compile(r"Problem with given class_path '(?P<path>[^']+)':\s*(?P<rest>.*)", re.DOTALL)
+_NO_ATTRIBUTE = re.compile(r"module '(?P<module>[^']+)' has no attribute '(?P<name>[^']+)'")
 _INNER_KEYS = {
     "model.lora": [field.name for field in dataclasses.fields(LoRA)],
     "eval": [field.name for field in dataclasses.fields(EvalProtocol)],
@@ -66,6 +69,20 @@ def explained(message: str, known: Sequence[str]) -> MareinforceError:
     return ConfigError(_one_line(text))
 
 
+def not_made(error: ValueError) -> MareinforceError:
+    """What went wrong where the parser could not make an object of a configured class: what its constructor raised."""
+    root: BaseException = error
+    while root.__cause__ is not None and not isinstance(root, MareinforceError):
+        root = root.__cause__
+    if isinstance(root, MareinforceError):
+        return root
+    found = _CLASS.search(str(error))
+    what = found["path"] if found else "an object of the configuration"
+    failed = UserCodeError(f"{what} could not be made: {type(root).__name__}: {_one_line(str(root))}")
+    failed.__cause__ = root
+    return failed
+
+
 def nearest_key(key: str, known: Iterable[str]) -> str:
     """`` Did you mean ...?``: the same name elsewhere, else a similar one beside it, else a similar whole key."""
     known = list(known)
@@ -97,6 +114,8 @@ def _bad_value(key: str, rest: str) -> MareinforceError:
         listed = ", or a list of them, one an agent (null: none)" if key == "model.lora" else ""
         example = ", ".join(_INNER_KEYS[key][:3])
         return ConfigError(f"{key}={written[-1].strip()}: must be key: value pairs ({example} ...){listed}.")
+    if found := _CLASS.search(rest):
+        return _bad_class(key, found["path"], found["rest"])
     values = _GIVEN.findall(rest)
     given = values[-1].strip() if values else None
     union = _UNION.search(rest)
@@ -113,6 +132,27 @@ def _bad_value(key: str, rest: str) -> MareinforceError:
     wanted = [_WORDS.get(what) or _choices(what) for what in dict.fromkeys(expected)]
     choices = [word for what in wanted for word in what.split(" | ")]
     return ConfigError(f"{key}={given}: must be {' or '.join(wanted)}.{did_you_mean(given, choices)}")
+
+
+def _bad_class(key: str, path: str, rest: str) -> MareinforceError:
+    """What is wrong with a `class_path` and its `init_args`."""
+    if found := _INNER_OPTION.search(rest):
+        has = _arguments(path)
+        near = did_you_mean(found["key"], has)
+        return ConfigError(f"{key}: {path} has no argument {found['key']!r}; it has {', '.join(has)}.{near}")
+    if found := _INNER_VALUE.search(rest):
+        return _bad_value(f"{key}: {path} {found['key']}", found["rest"])
+    if found := _NO_ATTRIBUTE.search(rest):
+        near = did_you_mean(found["name"], dir(importlib.import_module(found["module"])))
+        return ConfigError(f"{key}: {found['module']} has no {found['name']!r}.{near}")
+    said = _one_line(rest.split("Not a valid subclass")[0])
+    return _failed_import(key, path) or ConfigError(f"{key}: {path}: {said}")
+
+
+def _arguments(path: str) -> list[str]:
+    """Names of the arguments of the class that a dotted path leads to."""
+    module, _, name = path.rpartition(".")
+    return list(inspect.signature(getattr(importlib.import_module(module), name)).parameters)
 
 
 def _failed_import(key: str, dotted: str) -> UserCodeError | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a hub
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -26,6 +29,18 @@ settings.load_profile("tests")
 def _same_start(monkeypatch):
     torch.manual_seed(0)
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)  # what an earlier test's seed_everything left behind
+
+
+@pytest.fixture(autouse=True)
+def _users_modules_are_forgotten(tmp_path_factory):
+    """Modules that a test wrote and imported: the next one writes its own of the same name."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).is_relative_to(tmp_path_factory.getbasetemp()):
+            del sys.modules[name]
+    importlib.invalidate_caches()
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def yaml_problems(block: Block) -> list[str]:
     if complaint is None:
         return []
     path = re.findall(r"\w+", complaint.split(":")[0].split("=")[0])
-    keys = [*re.findall(r"Option '(\w+)' is not accepted", complaint), *reversed(path)]
+    keys = [*re.findall(r"has no argument '(\w+)'", complaint), *reversed(path)]
     lines = block.code.splitlines()
     return [block.at(next((i for key in keys for i, line in enumerate(lines) if key in line), 0), complaint)]
 

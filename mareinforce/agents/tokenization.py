@@ -142,10 +142,11 @@ class Tokenization:
             )
         if self.context is not None and len(ids) + self.max_new_tokens > self.context:
             limit = max(self.context - self.max_new_tokens, 0)
+            way_out = f"Shorten the prompt to {limit} tokens, lower max_new_tokens, or set prompt_overflow."
             raise OverlongPrompt(
                 f"agent {self.agent}: the prompt has {len(ids)} tokens, which with "
                 f"max_new_tokens={self.max_new_tokens} is more than the model's context of {self.context}. "
-                f"Shorten the prompt to {limit} tokens, lower max_new_tokens, or set prompt_overflow",
+                f"{way_out if limit else 'That leaves no room for any prompt: lower max_new_tokens.'}",
                 torch.tensor(ids, dtype=torch.int64),
                 limit,
             )

@@ -52,7 +52,6 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.delitem(sys.modules, "my_task", raising=False)
     return tmp_path
 
 

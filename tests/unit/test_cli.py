@@ -30,6 +30,7 @@ from mareinforce.trainer_rules import check_trainer
 REAL_FIT = MareinforceCLI.fit
 REAL_TRAINER_FIT = Trainer.fit
 MY_TASK = """
+from lightning.pytorch.loggers import CSVLogger
 def reward(first, second):
     return [0.0] * len(first)
 
@@ -41,6 +42,10 @@ class Scale:
         self.factor = factor
     def __call__(self, reward):
         return self.factor * reward
+
+class Unmade(CSVLogger):
+    def __init__(self):
+        raise ModuleNotFoundError("no package")
 
 class Judge:
     def __init__(self, api_key: str, name: str):
@@ -63,7 +68,6 @@ RECIPE = {
 def folder(tmp_path: Path, monkeypatch) -> Path:
     """The user's folder, in which nothing is trained: what matters is what would be."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_task", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(MareinforceCLI, "fit", lambda self, **_: None)
     monkeypatch.setattr(MareinforceCLI, "after_fit", lambda self: None)
@@ -469,7 +473,17 @@ def test_a_key_like_no_other_gets_no_suggestion() -> None:
         (["train"], "'train' on the command line belongs to no key: write --KEY VALUE."),
         (["--config", "none.yaml"], "File does not exist"),
         (["--trainer.callbacks+={class_path: lightning.pytorch.callbacks.Timer, init_args: {foo: 1}}"],
-         "Option 'foo' is not accepted"),
+         "callbacks: lightning.pytorch.callbacks.Timer has no argument 'foo'; it has duration, interval, verbose."),
+        (["--trainer.callbacks+={class_path: mareinforce.callbacks.TreeView, init_args: {keep_lost: 1}}"],
+         "it has every_n_env_steps, keep_last, console. Did you mean 'keep_last'?"),
+        (["--trainer.callbacks+={class_path: mareinforce.callbacks.TreeView, init_args: {keep_last: x}}"],
+         "trainer.callbacks: mareinforce.callbacks.TreeView keep_last=x: must be a whole number"),
+        (["--trainer.callbacks+={class_path: mareinforce.callbacks.TreVew}"],
+         "trainer.callbacks: mareinforce.callbacks has no 'TreVew'. Did you mean 'TreeView'?"),
+        (["--trainer.callbacks+={class_path: mareinforce.callbacks.TreeView, init_args: {keep_last: 0}}"],
+         "TreeView keep_last=0: must be at least 1"),
+        (["--trainer.logger={class_path: my_task.Unmade}"],
+         "my_task.Unmade could not be made: ModuleNotFoundError: no package."),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused_in_words(folder: Path, arguments: list[str], says: str) -> None:
