@@ -10,6 +10,8 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a hub
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # cores are dealt out: each using all would slow all down
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 
 from jaxtyping import install_import_hook
 
