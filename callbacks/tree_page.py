@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from mareinforce.callbacks.completion_table import credit_of, number, plain, shortened
 from mareinforce.callbacks.tree_drawing import drawing, shade
@@ -80,6 +81,10 @@ class TreePage:
 
     def _repr_html_(self) -> str:
         return self.html
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows where there is no HTML."""
+        printer.text(self.text)
 
 
 def tree_page(root: Node, samples: Sequence[NodeSample] = ()) -> TreePage:

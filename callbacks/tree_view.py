@@ -79,6 +79,10 @@ class TreeView(L.Callback):
     def _repr_html_(self) -> str:
         return "<p>no tree yet</p>" if self.page is None else self.page.html
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows where there is no HTML."""
+        printer.text("no tree yet" if self.page is None else self.page.text)
+
 
 def _printable(text: str) -> str:
     """The text with `?` for what the output cannot show."""

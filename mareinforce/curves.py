@@ -88,7 +88,14 @@ def together(curves: Sequence[Curve], rows: int = SMOOTHING) -> tuple[Floats, Fl
 
 
 def draw(runs: Sequence[Curves], path: Path, rows: int = SMOOTHING) -> None:
-    """Draw one run, or several as mean and band, into a PNG that appears whole.
+    """Draw one run, or several as mean and band (see `figure`), into a PNG that appears whole."""
+    aside = path.with_name(f".{path.name}")
+    figure(runs, rows).savefig(aside, dpi=130, format="png")
+    os.replace(aside, path)
+
+
+def figure(runs: Sequence[Curves], rows: int = SMOOTHING) -> Figure:
+    """Draw one run, or several as mean and band; a notebook shows what is returned.
 
     One run: each turn's values, faint, their running mean, and a band of the deviation within nodes. Several: the mean
     of their running means, a band of the deviation between runs, and each of them, faint. A run of one turn has one
@@ -99,9 +106,9 @@ def draw(runs: Sequence[Curves], path: Path, rows: int = SMOOTHING) -> None:
 
     turns = sorted({turn for run in runs for turn in run.get("reward_mean", {})})
     kinds: list[Kind] = ["reward_mean"] if turns == [1] else ["reward_mean", "expected_return"]
-    figure = Figure(figsize=(7 if len(kinds) == 1 else 11, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+    drawing = Figure(figsize=(7 if len(kinds) == 1 else 11, 4), layout="constrained")
+    FigureCanvasAgg(drawing)
+    for axes, kind in zip(drawing.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
         for index, turn in enumerate(turns):
             having = [run[kind][turn] for run in runs if turn in run.get(kind, {})]
             if len(runs) == 1:
@@ -110,10 +117,8 @@ def draw(runs: Sequence[Curves], path: Path, rows: int = SMOOTHING) -> None:
                 _draw_several(axes, having, f"turn {turn}", f"C{index}", rows)
         axes.set_ylabel(LABELS[kind])
         _finish(axes)
-    _title(figure, runs, rows)
-    aside = path.with_name(f".{path.name}")
-    figure.savefig(aside, dpi=130, format="png")
-    os.replace(aside, path)
+    _title(drawing, runs, rows)
+    return drawing
 
 
 def _draw_one(axes: Axes, curve: Curve, label: str, colour: str, rows: int) -> None:
@@ -141,6 +146,6 @@ def _finish(axes: Axes) -> None:
     axes.legend(frameon=False)
 
 
-def _title(figure: Figure, runs: Sequence[Curves], rows: int) -> None:
+def _title(drawing: Figure, runs: Sequence[Curves], rows: int) -> None:
     band = "deviation within nodes" if len(runs) == 1 else f"deviation of {len(runs)} runs"
-    figure.suptitle(f"running mean over {rows} rows; band: {band}", fontsize=9, color="0.35")
+    drawing.suptitle(f"running mean over {rows} rows; band: {band}", fontsize=9, color="0.35")
