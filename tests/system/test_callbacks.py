@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from IPython.lib.pretty import pretty
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from mareinforce.callbacks import (
     CompletionTable,
@@ -412,6 +413,7 @@ class TestTrees:
         assert html.count('<span class="badge stop">stopped early</span>') == 1  # at the last turn nothing stops
         assert html.count("<rect") == 1
         assert view._repr_html_() in html
+        assert pretty(view) == pretty(view.page) == str(view.page)
         assert str(view.page).count("stopped early") == 2  # once in the facts
         assert [step for step, given in tracker.given if "tree" in given] == [4, 8, 12]
 
@@ -432,6 +434,7 @@ class TestTrees:
 
     def test_before_the_first_tree_a_notebook_is_told_so(self):
         assert "no tree yet" in TreeView()._repr_html_()
+        assert pretty(TreeView()) == "no tree yet"
 
     @pytest.mark.parametrize("kind", [CompletionTable, TreeView])
     def test_a_number_below_one_is_refused(self, kind):

@@ -12,7 +12,7 @@ from mareinforce.callbacks import TurnRewardCurves, turn_reward_curves
 
 from mareinforce import plot
 from mareinforce.csv_log import MetricsCSV
-from mareinforce.curves import Curve, draw, read_curves, running_mean, together
+from mareinforce.curves import Curve, draw, figure, read_curves, running_mean, together
 from mareinforce.errors import ConfigError
 
 ROWS = [
@@ -65,6 +65,13 @@ class TestCurves:
             sizes.append(_size(folder / "curve.png"))
         assert sizes[0] == (910, 520)
         assert sizes[1] == (1430, 520)
+
+    def test_a_figure_has_the_running_means_as_its_thick_lines(self, tmp_path):
+        curves = read_curves(_rows(run_folder(tmp_path, 0.5, 0.75)))
+        (axes,) = figure([curves], rows=2).axes
+        thick = max(axes.lines, key=lambda line: line.get_linewidth())
+        assert thick.get_ydata().tolist() == curves["reward_mean"][1].smooth(2).values
+        assert thick.get_label() == "turn 1"
 
 
 def _rows(folder):
