@@ -111,7 +111,7 @@ def execute(tmp_path, monkeypatch):
 
     def run(notebook: Any) -> Any:
         kernels = KernelSpecManager(kernel_dirs=[str(spec.parent)], ensure_native_kernel=False)
-        manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=kernels)
+        manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=kernels, shutdown_wait_time=60.0)
         resources = {"metadata": {"path": str(places["here"])}}
         fresh = copy.deepcopy(notebook)
         NotebookClient(fresh, km=manager, timeout=300, resources=resources).execute(cleanup_kc=True)
