@@ -27,11 +27,17 @@ from mareinforce.default_callbacks import default_callbacks
 from mareinforce.eval_protocol import ProtocolEvaluation
 from mareinforce.hyperparameters import log_hyperparameters
 from mareinforce.module import MultiAgentReinforce
-from mareinforce.own_arguments import DESCRIPTION, USAGE, add_own_arguments, spelt, wandb_settings
+from mareinforce.own_arguments import DESCRIPTION, USAGE, add_own_arguments, files_first, spelt, wandb_settings
 from mareinforce.parse_errors import explained, not_made
 from mareinforce.progress import RunProgress
 from mareinforce.reporting import FAILED, TERMINATED
-from mareinforce.run_folder import discard_if_nothing_came, new_run_folder, rank_by_environment, run_folder_of_rank
+from mareinforce.run_folder import (
+    CONFIG_FILE,
+    discard_if_nothing_came,
+    new_run_folder,
+    rank_by_environment,
+    run_folder_of_rank,
+)
 from mareinforce.run_header import RunHeader
 from mareinforce.saved_config import SavedConfig
 from mareinforce.signals import StopBySignal
@@ -128,7 +134,8 @@ class MareinforceCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse twice: what was given and nothing else, to check it, and then with the defaults and links."""
-        arguments = spelt(args)
+        command, *others = spelt(args)
+        arguments = [command, *files_first(others)]
         plain = self._plain_parser()
         known = [key for key, _ in plain.get_defaults(skip_validation=True).items() if key != "config"]
         complaint = None
@@ -195,7 +202,8 @@ class MareinforceCLI(LightningCLI):
                 raise
         if stopped.received is not None:
             kept = trainer.lightning_module is not None and trainer.lightning_module.batches > 0
-            after = "--ckpt_path last goes on from there" if kept else "before a whole step, so nothing was kept"
+            resume = f"python -m mareinforce.fit --config {self.run_folder}/{CONFIG_FILE} --ckpt_path last"
+            after = f"go on with: {resume}" if kept else "before a whole step, so there is no checkpoint of this run"
             if trainer.is_global_zero:
                 sys.stderr.write(f"stopped by {stopped.received.name}; {after}\n")
             raise SystemExit(stopped.exit_status)

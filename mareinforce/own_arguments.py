@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import islice
 
 from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
@@ -11,6 +12,7 @@ from mareinforce.eval_protocol import EvalProtocol
 from mareinforce.parse_errors import NUMBER
 from mareinforce.tracking import WandbSettings
 
+_CONFIG = ("--config", "-c")
 _AS_IN_YAML = re.compile(r"^--wandb_[a-z_]+")
 DESCRIPTION = "Keys are those of the YAML files. A later file overrides an earlier one, and arguments override files."
 USAGE = {
@@ -21,7 +23,7 @@ python -m mareinforce.fit --config FILE [--config OVERLAY ...] [--KEY VALUE ...]
   python -m mareinforce.fit --config configs/quickstart.yaml --config configs/overlays/debug.yaml
   python -m mareinforce.fit --config configs/quickstart.yaml --model.config.num_generations 8 --wandb
   python -m mareinforce.fit --config configs/quickstart.yaml --print_config    (everything that can be set)
-  python -m mareinforce.fit --ckpt_path last --config runs/run_0001/config.yaml    (go on with a run)""",
+  python -m mareinforce.fit --config runs/run_0001/config.yaml --ckpt_path last    (go on with a run)""",
     "validate": "python -m mareinforce.evaluate [--run RUN | --config FILE ...] [--KEY VALUE ...]",
 }
 _QUOTED_NUMBER = re.compile(rf"(?P<key>--[^=]+=)?(?P<quote>[\"'])(?P<number>{NUMBER})(?P=quote)")
@@ -31,6 +33,21 @@ def spelt(arguments: Sequence[str]) -> list[str]:
     """Arguments as the parser takes them: numbers without quotes, and `--wandb_name` (as in YAML) as `--wandb-name`."""
     unquoted = [_QUOTED_NUMBER.sub(r"\g<key>\g<number>", argument) for argument in arguments]
     return [_AS_IN_YAML.sub(lambda key: key[0].replace("_", "-"), argument) for argument in unquoted]
+
+
+def files_first(arguments: Sequence[str]) -> list[str]:
+    """The configuration files, in their order, before all other arguments: those override files wherever they stand."""
+    files: list[str] = []
+    others: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in _CONFIG:
+            files += [argument, *islice(rest, 1)]
+        elif argument.startswith("--config="):
+            files.append(argument)
+        else:
+            others.append(argument)
+    return files + others
 
 
 def add_own_arguments(parser: ArgumentParser) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.utilities import rank_zero_info
 
 from mareinforce.agents.identity import check_same_team, check_weights_are_there, describe
 from mareinforce.csv_log import MetricsCSV
@@ -38,6 +42,7 @@ def save(module: TeamModule, checkpoint: dict[str, Any]) -> None:
         "batches": module.batches,
         "batches_in_epoch": module.batches_in_epoch,
         "logged_env_step": module.logged_env_step,
+        "config": dataclasses.asdict(module.config),
         "wandb": next((logger.record() for logger in module.loggers if isinstance(logger, WandbTracker)), None),
         **own,
         "other_ranks": module.ranks.gather_on_first(own)[1:],
@@ -59,6 +64,9 @@ def load(module: TeamModule, checkpoint: dict[str, Any]) -> dict[str, Any] | Non
     Raises ConfigError if it is of another team or of another number of processes, or not whole.
     """
     state = checkpoint["mareinforce"]
+    if module.trainer.training:
+        _check_epochs(checkpoint["epoch"], module.trainer.max_epochs)
+        _tell_changes(state["config"], dataclasses.asdict(module.config))
     check_same_team(state["team"], describe(module.loaded_team()))
     check_weights_are_there(module.loaded_team(), checkpoint["state_dict"], prefix=PREFIX)
     module.env_step, module.batches = state["env_step"], state["batches"]
@@ -94,6 +102,21 @@ def count_epoch(trainer: Trainer) -> None:
     if progress.current.ready == trainer.current_epoch:
         progress.increment_ready()
         progress.increment_started()
+
+
+def _check_epochs(done: int, most: int | None) -> None:
+    if most is not None and 0 <= most < done:
+        raise ConfigError(
+            f"num_train_epochs={most}: the checkpoint is of epoch {done + 1}. Give what the run was given: its own "
+            f"config.yaml, or the same arguments; or more epochs."
+        )
+
+
+def _tell_changes(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """What is set otherwise than in the run so far, in a line: nobody should find out afterwards."""
+    changed = [f"{name} {saved[name]} -> {here[name]}" for name in here if name in saved and saved[name] != here[name]]
+    if changed:
+        rank_zero_info(f"changed since the checkpoint: {', '.join(changed)}")
 
 
 def _check_ranks(saved: int, here: int) -> None:

@@ -388,7 +388,7 @@ def _wrong_pytest(arguments: list[str]) -> str | None:
             names = set(re.findall(r"\w+", next(rest))) - {"not", "and", "or"}
             if unknown := names - markers():
                 return f"there is no marker {', '.join(sorted(unknown))}"
-        elif word == "-k":
+        elif word in ("-k", "-n"):
             next(rest)
         elif word.startswith("-"):
             if word not in ("-x", "-q"):

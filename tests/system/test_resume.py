@@ -196,6 +196,18 @@ def assert_equal_weights_to_checkpoint(again, made):
         assert torch.equal(again.module.team.state_dict()[name], weight)
 
 
+def test_what_is_set_otherwise_is_told_and_fewer_epochs_are_refused(tmp_path, caplog):
+    fields = {"max_new_tokens": 2, "logging_steps": 1, "num_train_epochs": 3}
+    run(tmp_path, 8, num_train_epochs=3)
+    run(tmp_path, 9, resume="last", **fields)
+    assert "changed since the checkpoint: logging_steps 4 -> 1, max_new_tokens 3 -> 2" in caplog.text
+    caplog.clear()
+    run(tmp_path, 14, resume="last", **fields)
+    assert "changed since" not in caplog.text
+    with pytest.raises(ConfigError, match="num_train_epochs=1: the checkpoint is of epoch 3"):
+        run(tmp_path, None, resume="last", **fields | {"num_train_epochs": 1})
+
+
 def test_last_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="resume_from_checkpoint=last: there is no whole checkpoint"):
         run(tmp_path, None, resume="last")

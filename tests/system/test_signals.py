@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,9 +56,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def start(folder, *arguments):
+def start(folder, *arguments, config="run.yaml"):
     return subprocess.Popen(
-        [sys.executable, "-m", "mareinforce.fit", "--config", "run.yaml", *arguments],
+        [sys.executable, "-m", "mareinforce.fit", "--config", config, *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
@@ -96,13 +97,14 @@ def test_a_signal_in_a_slow_reward_ends_the_run_and_it_goes_on_as_if_nothing_was
     code, errors = finish(process, timeout=60)
     assert time.monotonic() - began < 20
     assert code == status, errors
-    assert f"stopped by {number.name}; --ckpt_path last" in errors
+    said = rf"stopped by {number.name}; go on with: python -m mareinforce.fit --config (\S+) (--ckpt_path last)\n"
+    config, *resume = re.search(said, errors).groups()
     run = folder / "runs" / "run_0001"
     assert not (run / "agents").exists()  # nothing is exported as if it had finished
     (checkpoint,) = (run / "checkpoints").glob("*.ckpt")
     # evaluation, two batches, evaluation: the fifth call is in the third batch, whose evaluation is logged already
     assert checkpoint.name == "batch=2-updates=2.ckpt"
-    assert finish(start(folder, "--ckpt_path", "last"))[0] == 0
+    assert finish(start(folder, *resume[0].split(), config=config))[0] == 0
     assert finish(start(folder))[0] == 0  # without a signal
     for name, weight in weights(folder, "run_0002").items():
         assert torch.equal(weight, weights(folder)[name])

@@ -499,6 +499,14 @@ def test_a_missing_reward_is_refused(folder: Path) -> None:
     assert "reward_func is missing" in refusal(text="model: {reward_func: null}")
 
 
+def test_arguments_override_files_wherever_they_stand(folder: Path) -> None:
+    (folder / "over.yaml").write_text("model: {config: {num_generations: 6}}\nckpt_path: null\n")
+    for given in (["--config", "over.yaml"], ["--config=over.yaml"]):
+        late = parse("--model.config.num_generations", "5", *given)
+        assert late.config["fit"].model.config.num_generations == 5
+        assert parse(*given).config["fit"].model.config.num_generations == 6
+
+
 # how it ends
 
 
