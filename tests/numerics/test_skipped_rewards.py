@@ -20,6 +20,7 @@ from mareinforce.rollout.joint import joint_actions
 from mareinforce.rollout.tree import Node
 from mareinforce.rollout_table import completion_records
 from mareinforce.types import Answers, Completion, ReferenceKL, Sampling
+from tests.names import shown
 from tests.system.runs import column, table_team, train
 
 
@@ -111,7 +112,7 @@ def test_a_call_that_fails_as_a_whole_skips_all_of_its_node(result):
         torch.tensor([1, 0, 0, 1], dtype=torch.bfloat16),
         torch.tensor([1.0, 0, 0, 1], requires_grad=True) * 1,
     ],
-    ids=repr,
+    ids=shown,
 )
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
 def test_every_kind_of_number_is_worth_the_same(values, on_error):

@@ -6,6 +6,7 @@ import pytest
 
 from mareinforce.errors import ConfigError, PromptError, UserCodeError
 from mareinforce.rollout.prompts import Formatters, continue_conversation
+from tests.names import shown
 
 ROW = {"prompt": "add 1 and 2", "answer": 3, "meta": {"tags": ["sum"]}}
 CHAT = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hi"}]
@@ -121,7 +122,7 @@ def test_what_is_shown_is_not_the_rows_own_list():
         ([{"role": None, "content": "x"}], "entry 0"),
         ((user("hi"),), "of type tuple"),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_what_is_not_a_prompt_is_named_with_formatter_and_agent(result, says):
     def my_formatter(row):

@@ -12,6 +12,7 @@ import torch
 
 from mareinforce.errors import ConfigError, RewardError, UserCodeError
 from mareinforce.rewards import Chain, Reward, RewardProcessors, Scale, Shift
+from tests.names import shown
 
 NODE = {
     "row": {"prompt": "tell a story", "answer": 7},
@@ -174,7 +175,7 @@ def test_unequal_lists_are_never_scored():
         torch.tensor([1.0, 0, 0, 1], requires_grad=True),
         torch.tensor([1.0, 0, 0, 1], requires_grad=True) * 1,
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_every_kind_of_number_becomes_a_plain_float(values):
     for scores in (score(returning(values)), score(returning({"reward": values, "part": values}))):
@@ -210,7 +211,7 @@ def test_a_wrong_number_of_rewards_is_never_broadcast_or_cut(count, kind):
         (torch.tensor([1.0, 0, math.inf, 0]), ["joint action 2 (inf)"]),
         (torch.ones(4, 1), ["0 ([1.0])", "3 ([1.0])"]),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_what_is_not_a_finite_number_is_named_with_its_joint_action(values, named):
     with pytest.raises(RewardError, match=r"reward_func .*my_reward") as error:
@@ -238,7 +239,7 @@ def test_what_is_not_a_finite_number_is_named_with_its_joint_action(values, name
         ({"reward": [1, 0, 0, 1], "part": [1, 0, None, 1]}, r"component 'part', gave .*joint action 2 \(None\)"),
         ({"reward": 1.0}, "a single float"),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_what_is_not_a_column_of_rewards_is_told_in_words(result, says):
     with pytest.raises(RewardError, match=f"my_reward.*{says}"):

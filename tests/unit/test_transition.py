@@ -6,6 +6,7 @@ import pytest
 
 from mareinforce.errors import ConfigError, PromptError, UserCodeError
 from mareinforce.rollout.transition import Branch, Transition
+from tests.names import shown
 
 GIVEN = {
     "prompt": "tell a story",
@@ -55,7 +56,7 @@ def test_an_unknown_required_parameter_is_refused_when_it_is_handed_over():
 @pytest.mark.parametrize(
     "prompts",
     [["a", "b"], ["a", None], [None, None], [[{"role": "user", "content": "a"}], "b"]],
-    ids=repr,
+    ids=shown,
 )
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_texts_message_lists_and_none_are_taken(prompts, kind):
@@ -83,7 +84,7 @@ def test_a_wrong_number_of_prompts_is_named(count):
         ([["a"], "b"], "list for agent 0 whose entry 0 is 'a'"),
         (["a", ask], "gave the callable .*ask .*parentheses.* for agent 1"),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_a_wrong_kind_is_named_with_the_agent(result, says):
     with pytest.raises(PromptError, match=f"external_transition .*my_transition .*{says}"):
