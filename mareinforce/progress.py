@@ -229,8 +229,8 @@ def batch_values(outputs: Mapping[str, Any]) -> dict[str, Any]:
         "return": [mean(found) for root in outputs["trees"] if (found := valid(root.returns))],
         "entropy": [seen["entropy"] for _, seen in outputs.get("reports", ()) if "entropy" in seen],
     }
-    found = {name: seen if name == "reward" else mean(seen) for name, seen in values.items() if seen}
-    return found if "entropy" in found or not outputs.get("reports") else {**found, "entropy": None}
+    shown: dict[str, Any] = {n: found if n == "reward" else mean(found) for n, found in values.items() if found}
+    return {**shown, "entropy": None} if outputs.get("reports") and "entropy" not in shown else shown
 
 
 def row_values(row: Mapping[str, float]) -> dict[str, Any]:
