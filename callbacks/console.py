@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 from typing import Any, TextIO
 
 WIDTH = 120
-"""Characters in a line where the output is no terminal."""
+"""Characters in a line where the output is no terminal and COLUMNS is not set."""
 
 
 def rendered(content: Any, out: TextIO) -> str:
-    """What `rich` makes of it for an output: as wide as the terminal and coloured, or 120 wide and plain."""
+    """What `rich` makes of it for an output: as wide as the terminal and coloured, or plain and 120 (COLUMNS) wide."""
     from rich.console import Console
 
     terminal = out.isatty()
-    width = shutil.get_terminal_size().columns if terminal else WIDTH
+    width = shutil.get_terminal_size().columns if terminal or _columns() else WIDTH
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal)
     with console.capture() as captured:
         console.print(content)
-    return captured.get().rstrip("\n")
+    return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+
+
+def _columns() -> bool:
+    return os.environ.get("COLUMNS", "").isdigit()
 
 
 def print_beside_progress(trainer: Any, text: str) -> None:

@@ -79,16 +79,22 @@ class UserFunction:
             result = self.func(*arguments, **keywords)
             return run_to_completion(result) if inspect.isawaitable(result) else result
         except Exception as error:
-            raise self.failure(error, where) from error
+            raise self.failure(error, where, arguments, keywords) from error
 
     def arguments(self, args: Sequence[Any], values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """What one call of it is given, by position and by keyword: copies."""
         keywords = {name: copy.deepcopy(values[name]) for name in self.keywords if name in values}
         return copy.deepcopy(list(args)), keywords
 
-    def failure(self, error: Exception, where: str) -> UserCodeError:
-        """What is said of an error that it raised, which is the cause."""
-        told = UserCodeError(f"{self.label} raised {type(error).__name__}: {error} ({where}).")
+    def failure(
+        self, error: Exception, where: str, args: Sequence[Any] = (), values: Mapping[str, Any] | None = None
+    ) -> UserCodeError:
+        """What is said of an error that it raised, which is the cause. ``args``, ``values``: what it was called with,
+        of which a row has its columns told where one was asked for that it has not."""
+        row = _row_among(args, {name: value for name, value in (values or {}).items() if name in self.keywords})
+        missing = isinstance(error, KeyError) and row is not None and not {*error.args[:1]} <= set(row)
+        columns = f" The row has the columns: {', '.join(map(str, row))}." if missing and row is not None else ""
+        told = UserCodeError(f"{self.label} raised {type(error).__name__}: {error} ({where}).{columns}")
         told.__cause__ = error
         return told
 
@@ -153,6 +159,12 @@ def place(prompt: Any, turn: int | None = None, num_turns: int | None = None, pa
     if turn is None:
         return row
     return f"turn {turn + 1}, {row}" if num_turns is None else f"turn {turn + 1} of {num_turns}, {row}"
+
+
+def _row_among(args: Sequence[Any], values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The row of data, or the first, that a function is given: by keyword, or by position first."""
+    row = next(iter(values.get("batch_items") or ()), values.get("batch_item", args[0] if args else None))
+    return row if isinstance(row, Mapping) else None
 
 
 def _signature(func: Callable[..., Any]) -> inspect.Signature | None:

@@ -27,7 +27,7 @@ from mareinforce.default_callbacks import default_callbacks
 from mareinforce.eval_protocol import ProtocolEvaluation
 from mareinforce.hyperparameters import log_hyperparameters
 from mareinforce.module import MultiAgentReinforce
-from mareinforce.own_arguments import DESCRIPTION, USAGE, add_own_arguments, files_first, spelt, wandb_settings
+from mareinforce.own_arguments import DESCRIPTION, USAGE, add_own_arguments, files_first, gives, spelt, wandb_settings
 from mareinforce.parse_errors import explained, not_made
 from mareinforce.progress import RunProgress
 from mareinforce.reporting import FAILED, TERMINATED
@@ -104,7 +104,7 @@ class MareinforceCLI(LightningCLI):
     def __init__(self, command: str, arguments: list[str]) -> None:
         asks_for_help = any(argument.startswith(("--help", "-h")) for argument in arguments)
         set_parsing_settings(docstring_parse_attribute_docstrings=asks_for_help)  # slow, and only help shows them
-        self.command = command
+        self.command, self._arguments = command, arguments
         self.run_folder: Path | None = None
         self.tracker: WandbTracker | None = None
         try:
@@ -209,13 +209,19 @@ class MareinforceCLI(LightningCLI):
             raise SystemExit(stopped.exit_status)
 
     def validate(self, model: MultiAgentReinforce, **kwargs: Any) -> None:
-        """Evaluate; the metrics are then in `metrics`."""
+        """Evaluate all rows, or as many as the command line asks for; then there are `metrics` of `eval_rows` rows.
+
+        `eval_num_samples` of a file is for the evaluations of a training.
+        """
+        self.datamodule.validates_all = not gives(self._arguments, "model.config.eval_num_samples")
         self.metrics: dict[str, float] = {}
         with warnings.catch_warnings():
             # checkpoints were written by callbacks that evaluation has no use for
             warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
             for values in self.trainer.validate(model, **{**kwargs, "verbose": False, "weights_only": True}):
                 self.metrics |= {name: float(value) for name, value in values.items()}
+        wanted = self.datamodule.eval_rows(None if self.datamodule.validates_all else model.config.eval_num_samples)
+        self.eval_rows = min(len(wanted), int(sum(self.trainer.num_val_batches)) * model.config.eval_batch_size)
 
     def after_fit(self) -> None:
         """Save the agents in the run folder, loadable by `from_pretrained`."""

@@ -148,7 +148,7 @@ class CallRunner:
                     break
                 for one in self._ended(done, running):
                     running.discard(one)
-                    outcome = outcomes[one.index] = self._outcome(one, function, calls[one.index].where, read)
+                    outcome = outcomes[one.index] = self._outcome(one, function, calls[one.index], read)
                     if outcome.error is not None and not keep_going:
                         failed = min(failed, one.index)
         finally:
@@ -177,18 +177,18 @@ class CallRunner:
     def _left(self, one: _Running, now: float) -> float:
         return self.timeout - (now - one.began) if self.timeout is not None and one.began is not None else 1.0
 
-    def _outcome(self, one: _Running, function: UserFunction, where: str, read: Callable[[Any, int], T]) -> Outcome[T]:
+    def _outcome(self, one: _Running, function: UserFunction, call: Call, read: Callable[[Any, int], T]) -> Outcome[T]:
         if not one.future.done():
             one.stop()
             return Outcome(
                 error=CallTimeout(
-                    f"{function.label} took longer than reward_timeout={self.timeout:g} seconds ({where}). Make it "
-                    f"answer sooner, or raise reward_timeout."
+                    f"{function.label} took longer than reward_timeout={self.timeout:g} seconds ({call.where}). Make "
+                    f"it answer sooner, or raise reward_timeout."
                 )
             )
         result, error = _result(one.future)
         if isinstance(error, Exception):
-            return Outcome(error=function.failure(error, where))
+            return Outcome(error=function.failure(error, call.where, call.args, call.values))
         if error is not None:  # a request to stop
             raise error
         try:

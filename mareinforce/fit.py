@@ -12,9 +12,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> None:
         from mareinforce.cli import MareinforceCLI
+        from mareinforce.quiet import plain_warnings
         from mareinforce.run_summary import print_summary
 
-        cli = MareinforceCLI("fit", arguments)
+        with plain_warnings():
+            cli = MareinforceCLI("fit", arguments)
         if cli.trainer.is_global_zero and cli.run_folder is not None:
             print_summary(cli.run_folder)
 

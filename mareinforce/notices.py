@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mareinforce.config import MAGRPOConfig
+from mareinforce.config import ALGORITHMS, MAGRPOConfig
 from mareinforce.errors import MareinforceWarning
 from mareinforce.rollout.tree import Node, nodes_by_level, valid
 
 
 def startup_information(config: MAGRPOConfig) -> Iterator[str]:
     """Facts worth a line at the start, nothing wrong with them."""
-    if config.advantage_normalization is True:
+    if config.advantage_normalization is True and config.advantage_mode != MAGRPOConfig.advantage_mode:
+        algorithm = next(name for name, mode in ALGORITHMS.items() if mode == config.advantage_mode)
         yield (
-            "advantage_normalization is on: it re-centres each group, so magrpo, marloo, maremax and mareinforce give "
-            "the same advantages. Set it to false to keep them apart; scale keeps all but magrpo and marloo apart."
+            f"advantage_normalization is on: it re-centres each group, so {algorithm} gives the same advantages as "
+            f"magrpo. Set it to false to keep them apart; scale keeps all but magrpo and marloo apart."
         )
 
 
@@ -75,13 +76,14 @@ class RunNotices:
         rewards = [reward for root in trees for reward in valid(root.rewards)]
         stopped = sum(sum(root.stopped) for root in trees)
         if first_step and threshold < 0 and rewards and stopped == len(rewards):
-            lowest = min(rewards)
+            lowest, last = min(rewards), config.num_turns
             if lowest >= 0:
+                never = "turn 2 never happens" if last == 2 else f"turns 2 to {last} never happen"
                 self._warn(
                     "everything stops",
                     f"early_termination_threshold={threshold} stops every branch after turn 1, because no reward is "
-                    f"negative (lowest seen: {lowest:g}): turns 2 to {config.num_turns} never happen. Set it to null "
-                    f"to play all turns, or to a reward that counts as solved.",
+                    f"negative (lowest seen: {lowest:g}): {never}. Set it to null to play all turns, or to a reward "
+                    f"that counts as solved.",
                 )
         if config.early_termination_value == "zero" and any(_teaches_to_miss(root, config) for root in trees):
             self._warn(

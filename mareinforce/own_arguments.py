@@ -50,6 +50,21 @@ def files_first(arguments: Sequence[str]) -> list[str]:
     return files + others
 
 
+def gives(arguments: Sequence[str], key: str) -> bool:
+    """Is a key given on the command line itself, by its name or within a group (`--model.config '{...}'`)?"""
+    name, values = "", []
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, _, value = argument[2:].partition("=")
+            values.append((name, value))
+        else:
+            values.append((name, argument))
+    leaf = key.rpartition(".")[2]
+    return any(
+        name == key or (key.startswith(f"{name}.") and re.search(rf"\b{leaf}\b", value)) for name, value in values
+    )
+
+
 def add_own_arguments(parser: ArgumentParser) -> None:
     """The keys that are neither model nor data nor trainer."""
     parser.add_argument("--eval", type=EvalProtocol | None, default=None, help="what is evaluated how often, and when")

@@ -29,6 +29,7 @@ PHASES = {
 _REWARD = re.compile(r"(?:eval/)?turn_\d+/reward_mean")
 _RETURN = re.compile(r"(?:eval/)?turn_1/expected_return")
 _ENTROPY = re.compile(r"agent_\d+/entropy")
+_STEPPED = re.compile(r"agent_\d+/stepped_fraction")
 
 
 class RunProgress(ProgressBar):
@@ -64,8 +65,8 @@ class RunProgress(ProgressBar):
         self._enabled = True
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print above the bar."""
-        self._console.print(*args, **kwargs)
+        """Print above the bar; where there is none, lines are as wide as they are."""
+        self._console.print(*args, **{"soft_wrap": not self._live, **kwargs})
 
     # training
 
@@ -214,7 +215,10 @@ def status(seen: Mapping[str, Any], module: Any) -> Text:
 
 
 def batch_values(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Reward of each turn, return and entropy of what a training step returned; nothing of what has none."""
+    """Reward of each turn, return and entropy of what a training step returned; nothing of what has none.
+
+    The entropy is None where an update was made, and nothing was scored because nothing could be learned from.
+    """
     rewards: dict[int, list[float]] = {}
     for root in outputs["trees"]:
         for node in nodes_by_level(root):
@@ -225,7 +229,8 @@ def batch_values(outputs: Mapping[str, Any]) -> dict[str, Any]:
         "return": [mean(found) for root in outputs["trees"] if (found := valid(root.returns))],
         "entropy": [seen["entropy"] for _, seen in outputs.get("reports", ()) if "entropy" in seen],
     }
-    return {name: found if name == "reward" else mean(found) for name, found in values.items() if found}
+    shown: dict[str, Any] = {n: found if n == "reward" else mean(found) for n, found in values.items() if found}
+    return {**shown, "entropy": None} if outputs.get("reports") and "entropy" not in shown else shown
 
 
 def row_values(row: Mapping[str, float]) -> dict[str, Any]:
@@ -236,16 +241,19 @@ def row_values(row: Mapping[str, float]) -> dict[str, Any]:
         "return": [value for name, value in row.items() if _RETURN.fullmatch(name)],
         "entropy": [mean(entropies)] if entropies else [],
     }
-    return {name: values for name, values in found.items() if values}
+    updated = any(_STEPPED.fullmatch(name) for name in row)
+    return {name: values or None for name, values in found.items() if values or (name == "entropy" and updated)}
 
 
 def in_words(values: Mapping[str, Any]) -> str:
-    """`reward 0.381, 0.5  return 0.381  ...`: several numbers are those of the turns."""
+    """`reward 0.381, 0.5  return 0.381  ...`: several numbers are those of the turns. None: no signal."""
     parts = []
     for name, value in values.items():
         numbers = value if isinstance(value, list) else [value]
         if name == "tokens/s":
             parts.append(f"{value:,.0f} tokens/s")
+        elif value is None:
+            parts.append("no signal")
         else:
             parts.append(f"{name} {', '.join(f'{number:.3g}' for number in numbers)}")
     return "  ".join(parts)

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mareinforce.errors import MareinforceWarning
+
 _SILENCED = (
     r".*LeafSpec.*",  # Lightning 2.6 on torch 2.13
     r"(?s).*(JsonargparseDeprecationWarning|instantiate_classes|skip_none).*",  # Lightning 2.6 on jsonargparse 4.53
@@ -15,6 +17,30 @@ _SILENCED = (
     r".*GPU available but not used.*",  # whoever sets accelerator: cpu means it
 )
 _TIPS = ("💡 Tip", "TPU available", "GPU available: False", "`Trainer.fit` stopped: `max_epochs")
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print warnings of ours as one line without file and source while inside.
+
+    What is shown, recorded or made an error is decided by whoever decided it before: only the text is another.
+    Lightning words warnings in a way of its own from its import on, so it must have been imported.
+    """
+    others = warnings.formatwarning
+
+    def worded(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if issubclass(category, MareinforceWarning):
+            return f"warning: {' '.join(str(message).split())}\n"
+        return others(message, category, filename, lineno, line)
+
+    warnings.formatwarning = worded
+    try:
+        yield
+    finally:
+        if warnings.formatwarning is worded:
+            warnings.formatwarning = others
 
 
 @contextmanager

@@ -13,6 +13,11 @@ from mareinforce.csv_log import FILE_NAME, read_metrics
 from mareinforce.metrics import mean
 
 _REWARD = re.compile(r"turn_(\d+)/reward_mean")
+_SIGNAL = re.compile(r"turn_\d+/zero_signal_fraction")
+_STEPPED = re.compile(r"agent_\d+/stepped_fraction")
+NOTHING_LEARNED = (
+    "nothing was learned: all answers of every node earned the same (zero_signal_fraction is 1 throughout)"
+)
 Row = Mapping[str, str]
 
 
@@ -32,14 +37,16 @@ def summary(folder: Path) -> str:
 
 
 def turn_lines(metrics: Path) -> list[str]:
-    """One line a turn. A tenth is at least one row, and only rows with that turn's reward are counted."""
+    """One line a turn. A tenth is at least one row, and only rows with that turn's reward are counted. If nothing was
+    learned at all, a line says so."""
     rows = read_metrics(metrics) if metrics.exists() else []
     lines = []
     for turn in turns(rows):
         if (found := first_and_last(rows, [f"turn_{turn}/reward_mean"])) is not None:
             first, last, tenth, count = found
-            lines.append(f"turn {turn} reward: {first:.4g} -> {last:.4g} (first and last {tenth} of {count} rows)")
-    return lines
+            values = f"{first:.4g}" if count == 1 else f"{first:.4g} -> {last:.4g}"
+            lines.append(f"turn {turn} reward: {values} ({which_rows(tenth, count)})")
+    return [*lines, NOTHING_LEARNED] if nothing_was_learned(rows) else lines
 
 
 def summary_table(metrics: Path) -> Table:
@@ -56,12 +63,26 @@ def summary_table(metrics: Path) -> Table:
         lines[what] = [f"{agent}/{column}" for agent in sorted(agents)]
     found = {name: values for name, columns in lines.items() if (values := first_and_last(rows, columns))}
     tenth, count = next(((tenth, count) for *_, tenth, count in found.values()), (0, 0))
-    table = Table(caption=f"means over the first and last {tenth} of {count} rows")
-    for column in ("", "first", "last", "change"):
+    caption = which_rows(tenth, count) if count == 1 else f"means over the {which_rows(tenth, count)}"
+    table = Table(caption=f"{caption}\n{NOTHING_LEARNED}" if nothing_was_learned(rows) else caption)
+    for column in ("", "value") if count == 1 else ("", "first", "last", "change"):
         table.add_column(column, justify="right" if column else "left")
     for name, (first, last, *_) in found.items():
-        table.add_row(name, f"{first:.4g}", f"{last:.4g}", f"{last - first:+.3g}")
+        change = () if count == 1 else (f"{last:.4g}", f"{last - first:+.3g}")
+        table.add_row(name, f"{first:.4g}", *change)
     return table
+
+
+def which_rows(tenth: int, count: int) -> str:
+    """Which rows of metrics were looked at."""
+    return "1 row of metrics" if count == 1 else f"first and last {tenth} of {count} rows of metrics"
+
+
+def nothing_was_learned(rows: Sequence[Row]) -> bool:
+    """Did all answers of every node earn the same in every row, and was no weight changed?"""
+    signal = [float(value) for row in rows for name, value in row.items() if value and _SIGNAL.fullmatch(name)]
+    steps = [float(value) for row in rows for name, value in row.items() if value and _STEPPED.fullmatch(name)]
+    return bool(signal) and min(signal) == 1 and bool(steps) and max(steps) == 0
 
 
 def turns(rows: Sequence[Row]) -> list[int]:

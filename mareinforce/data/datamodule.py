@@ -16,6 +16,8 @@ from mareinforce.errors import ConfigError
 from mareinforce.ranks import ALONE, Ranks
 from mareinforce.types import IndexedRow
 
+_NO_EVAL = "data.eval is missing: name the rows to evaluate on, with --data.eval.path FILE."
+
 
 class IndexedRows(Dataset[IndexedRow]):
     """Rows with their positions, unchanged."""
@@ -148,6 +150,8 @@ class RowsDataModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.train, self.eval, self.prompt_column, self.shuffle = train, eval, prompt_column, shuffle
+        self.validates_all = False
+        """Does `Trainer.validate` play all evaluation rows, rather than `eval_num_samples`?"""
         self._train_rows: Any = None
         self._eval_rows: Any = None
 
@@ -158,7 +162,7 @@ class RowsDataModule(L.LightningDataModule):
                 raise ConfigError("data.train is missing: name the rows to train on.")
             self._train_rows = load_rows(self.train, self.prompt_column, "data.train")
         if stage == "validate" and self.eval is None:
-            raise ConfigError("data.eval is missing: name the rows to evaluate on.")
+            raise ConfigError(_NO_EVAL)
         if self.eval is not None and self._eval_rows is None:
             self._eval_rows = load_rows(self.eval, self.prompt_column, "data.eval")
 
@@ -186,9 +190,9 @@ class RowsDataModule(L.LightningDataModule):
         if self.trainer is None or self.trainer.state.fn != TrainerFn.VALIDATING:
             return []
         if self._eval_rows is None:
-            raise ConfigError("data.eval is missing: name the rows to evaluate on.")
+            raise ConfigError(_NO_EVAL)
         config = self._module().config
-        rows: Sequence[IndexedRow] = self.eval_rows(config.eval_num_samples)
+        rows: Sequence[IndexedRow] = self.eval_rows(None if self.validates_all else config.eval_num_samples)
         return DataLoader(rows, batch_size=config.eval_batch_size, collate_fn=as_list)  # type: ignore[arg-type]
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:

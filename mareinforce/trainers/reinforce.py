@@ -22,7 +22,7 @@ from mareinforce.ddp import TeamDDP
 from mareinforce.errors import ConfigError
 from mareinforce.module import MultiAgentReinforce
 from mareinforce.progress import RunProgress
-from mareinforce.quiet import quiet
+from mareinforce.quiet import plain_warnings, quiet
 from mareinforce.reporting import FAILED
 from mareinforce.run_folder import discard_if_nothing_came, rank_by_environment, run_folder_of_rank
 from mareinforce.run_header import RunHeader
@@ -211,7 +211,7 @@ class MAGRPOTrainer:
         table = MetricsCSV(self.run_folder)
         several = several_processes(self._processes)
         processes = {**self._processes, "strategy": TeamDDP() if several else "auto"}
-        with quiet():
+        with quiet(), plain_warnings():
             trainer = L.Trainer(
                 accelerator=self._accelerator,
                 **processes,
@@ -246,7 +246,8 @@ class MAGRPOTrainer:
             self.module.to(torch.accelerator.current_accelerator())
         count = self.args.eval_num_samples if num_eval_samples is None else num_eval_samples
         try:
-            return self.module.evaluate(self.data.eval_rows(count))
+            with plain_warnings():
+                return self.module.evaluate(self.data.eval_rows(count))
         finally:
             self.module.calls.close()
 

@@ -9,14 +9,15 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from lightning.pytorch.callbacks import TQDMProgressBar
+from mareinforce.callbacks import CompletionTable
 from rich.console import Console
 
 from mareinforce import MAGRPOConfig, MAGRPOTrainer, fit
 from mareinforce.checkpoint import TeamCheckpoint
-from mareinforce.progress import PHASES, RunProgress, batch_values, status
+from mareinforce.progress import PHASES, RunProgress, batch_values, in_words, status
 from mareinforce.rollout.tree import Node
 from mareinforce.run_header import count_weights, header, memory, most_joint_actions
-from mareinforce.run_summary import first_and_last, print_summary, summary, summary_table
+from mareinforce.run_summary import NOTHING_LEARNED, first_and_last, print_summary, summary, summary_table
 from tests.models import llama_model, word_tokenizer
 from tests.system.runs import llama_team, metrics, rank, train, trainer
 
@@ -112,6 +113,31 @@ def test_what_was_skipped_is_left_out_of_the_line():
     assert batch_values({"trees": [root]}) == {}
 
 
+def test_where_nothing_was_scored_there_is_no_signal(tmp_path):
+    assert in_words({"reward": [0.25], "entropy": None, "tokens/s": 3.0}) == "reward 0.25  no signal  3 tokens/s"
+    root = Node(0, {}, [], rewards=[1.0, 1.0], returns=[1.0, 1.0])
+    assert "entropy" not in batch_values({"trees": [root], "reports": []})  # no update was made
+    for terminal in (False, True):
+        out = console(terminal=terminal)
+        train(tmp_path, lambda *texts: [1.0] * len(texts[0]), rows=["go"] * 2, callbacks=[RunProgress(out)])
+        assert re.search(r"reward 1  return 1  no signal  [\d,]+ tokens/s", plain(out))
+        assert "entropy" not in plain(out)
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 120), ("100", 100)])
+def test_a_table_elsewhere_than_in_a_terminal_has_one_width_and_no_trailing_blanks(
+    tmp_path, monkeypatch, capsys, columns, width
+):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    train(tmp_path, rows=["go " * 40], callbacks=[CompletionTable()])
+    lines = capsys.readouterr().err.splitlines()
+    (rule,) = [line for line in lines if set(line.strip()) == {"─"}]
+    assert width - 2 <= len(rule) <= width
+    assert all(len(line) <= width and line == line.rstrip() for line in lines if not line.startswith("epoch"))
+
+
 def test_the_cursor_is_given_back_after_an_error(tmp_path):
     out = console(terminal=True)
 
@@ -179,7 +205,9 @@ def test_the_summary_compares_means_over_a_tenth_of_the_rows_that_have_a_value(t
     rewards = [1.0, 3.0, *[100.0] * 16, 5.0, 7.0]
     lines = ["step,turn_1/reward_mean,eval/x", *(f"{step},{reward}," for step, reward in enumerate(rewards)), "20,,1"]
     (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
-    assert summary(tmp_path) == f"turn 1 reward: 2 -> 6 (first and last 2 of 20 rows)\nrun folder: {tmp_path}"
+    assert (
+        summary(tmp_path) == f"turn 1 reward: 2 -> 6 (first and last 2 of 20 rows of metrics)\nrun folder: {tmp_path}"
+    )
     assert first_and_last([{"a": "1"}, {"a": ""}, {"a": "2"}], ["a"]) == (1, 2, 1, 2)
     assert first_and_last([{"a": ""}], ["a"]) is None
     assert summary(tmp_path / "nothing") == f"run folder: {tmp_path / 'nothing'}"
@@ -192,9 +220,25 @@ def test_the_table_has_every_turn_and_what_agents_do(tmp_path, capsys):
     shown = re.sub(rf"{ESCAPE}\[[\d;]*m", "", written(out))
     for line in ("turn 1 reward", "turn 2 reward", "turn 1 return", "entropy, nats a token", "tokens an answer"):
         assert line in shown
-    assert "means over the first and last 1 of 6 rows" in shown
+    assert "means over the first and last 1 of 6 rows of metrics" in shown
     assert capsys.readouterr().out.splitlines()[-1] == f"run folder: {made.run_folder}"
     assert summary_table(made.run_folder / "metrics.csv").row_count == 7
+
+
+@pytest.mark.parametrize(
+    ("reward", "nothing"), [(lambda *texts: [1.0] * len(texts[0]), True), (rank, False)], ids=["constant", "rank"]
+)
+def test_it_is_said_if_nothing_was_learned_and_one_row_has_one_value(tmp_path, reward, nothing):
+    made = train(tmp_path, reward, rows=["go"], enable_progress_bar=False)
+    lines = summary(made.run_folder).splitlines()
+    assert lines[0] == f"turn 1 reward: {1 if nothing else 0.5} (1 row of metrics)"
+    assert (NOTHING_LEARNED in lines) is nothing
+    out = console(terminal=True)
+    print_summary(made.run_folder, out)
+    shown = " ".join(plain(out).split())
+    assert "1 row of metrics" in shown
+    assert "change" not in shown
+    assert ("nothing was learned" in shown) is nothing
 
 
 # from Python
@@ -205,7 +249,7 @@ def test_a_run_from_python_says_where_it_is_and_what_was_trained(tmp_path, capsy
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in out[:4]] == ["agents", "parameters", "rollouts", "memory"]
     assert out[4] == f"run folder  {made.run_folder}; 2 rows, 1 epoch"
-    assert out[-2].startswith("turn 1 reward: 0.5 -> 0.5")
+    assert out[-2] == "turn 1 reward: 0.5 -> 0.5 (first and last 1 of 2 rows of metrics)"
     assert out[-1] == f"run folder: {made.run_folder}"
 
 

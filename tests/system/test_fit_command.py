@@ -79,7 +79,7 @@ def test_a_run_from_the_command_line(folder: Path) -> None:
     assert sum(line.startswith(("epoch ", "evaluation, epoch ")) for line in done.stderr.splitlines()) == 10
     turn, place = done.stdout.splitlines()[-2:]
     assert turn.startswith("turn 1 reward: ")
-    assert turn.endswith("(first and last 1 of 6 rows)")
+    assert turn.endswith("(first and last 1 of 6 rows of metrics)")
     assert place == "run folder: runs/run_0001"
     run = folder / "runs" / "run_0001"
     trained = [row for row in rows(run) if row["turn_1/reward_mean"]]
@@ -118,6 +118,58 @@ def test_evaluation_prints_metrics_and_writes_nothing(folder: Path, capsys) -> N
     assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts] == [
         path for path in before if "__pycache__" not in path.parts
     ]
+
+
+class TestEvaluatedRows:
+    @pytest.fixture
+    def evaluated(self, folder, capfd):
+        """Evaluate six rows as the recipe says, which has another number, and return what stdout was, parsed."""
+        six = "".join(json.dumps({"prompt": f"row {number}"}) + "\n" for number in range(6))
+        (folder / "six.jsonl").write_text(six)
+        task = MY_TASK + "\n\ndef talks(a, b):\n    print('talking')\n    return [1.0] * len(a)\n"
+        (folder / "my_task.py").write_text(task)
+
+        def command(*arguments):
+            fixed = ["--config", "recipe.yaml", "--data.eval", "null", "--data.eval.path", "six.jsonl"]
+            assert evaluate.main([*fixed, "--model.reward_func", "my_task.talks", *arguments]) == 0
+            out, err = capfd.readouterr()
+            assert "talking" in err
+            return json.loads(out)
+
+        return command
+
+    def test_all_rows_are_played_whatever_the_file_says_and_stdout_is_one_object(self, evaluated):
+        found = evaluated()
+        assert (found["rows"], found["rows_available"]) == (6, 6)
+        assert found["eval/turn_1/reward_mean"] == 1.0
+        assert not {"eval_summary", "evaluation_folder"} & set(found)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [("--model.config.eval_num_samples", "4"), ("--model.config.eval_num_samples=4",),
+         ("--model.config", "{eval_num_samples: 4}")],
+    )  # fmt: skip
+    def test_the_command_line_has_the_last_word(self, evaluated, arguments):
+        found = evaluated(*arguments)
+        assert (found["rows"], found["rows_available"]) == (4, 6)
+
+    def test_the_summary_of_a_protocol_is_in_the_object(self, evaluated, folder):
+        found = evaluated("--eval.samples_per_row", "2")
+        assert (found["rows"], found["eval_summary"]["rows"], found["eval_summary"]["samples_per_row"]) == (6, 6, 2)
+        written = json.loads((folder / found["evaluation_folder"] / "eval_summary.json").read_text())
+        assert written == {"evaluation": found["eval_summary"]}
+
+
+def test_a_warning_is_one_plain_line(folder: Path) -> None:
+    (folder / "my_task.py").write_text(MY_TASK + "\n\ndef again(prompt):\n    return [prompt, prompt]\n")
+    turns = ["--model.config.num_turns", "2", "--model.external_transition", "my_task.again"]
+    ones = ["--model.config.early_termination_threshold", "-9", "--model.config.eval_interval", "0"]
+    done = command("fit", "--config", "recipe.yaml", *turns, *ones)
+    assert done.returncode == 0, done.stderr
+    sentence = "early_termination_threshold=-9.0 stops every branch after turn 1"
+    (line,) = [line for line in done.stderr.splitlines() if sentence in line]
+    assert line.startswith(f"warning: {sentence}")
+    assert "rank_zero" not in done.stderr
 
 
 def test_a_run_with_callbacks_of_its_own_can_be_evaluated(folder: Path, capsys) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import warnings
 
 import pytest
 
-from mareinforce import MareinforceWarning
+from mareinforce import MAGRPOConfig, MareinforceWarning
+from mareinforce.config import ALGORITHMS
+from mareinforce.notices import startup_information
 from tests.system.runs import STATES, rank, train
 
+NAMES = {mode: name for name, mode in ALGORITHMS.items()}
 TURNS = {"external_transition": lambda num_agents: ["on"] * num_agents, "rows": STATES[:3]}
 
 
@@ -24,7 +29,7 @@ def told(folder, *args, **options) -> list[str]:
 def test_a_default_threshold_that_stops_everything_is_told_once_with_the_fix(tmp_path):
     found = told(tmp_path, num_turns=2, early_termination_threshold=-0.2, **TURNS)
     assert len(found) == 1
-    for words in ("early_termination_threshold=-0.2", "turn 1", "turns 2 to 2 never happen", "null"):
+    for words in ("early_termination_threshold=-0.2", "turn 1", "turn 2 never happens", "null"):
         assert words in found[0]
 
 
@@ -79,8 +84,44 @@ def test_settings_that_bias_the_gradient_are_told_once_at_the_start(tmp_path, fi
     assert all(says in sentence for sentence in found)
 
 
-@pytest.mark.parametrize(("normalization", "count"), [(True, 1), (False, 0), ("scale", 0)])
-def test_that_normalization_makes_all_algorithms_equal_is_told_at_the_start(tmp_path, caplog, normalization, count):
+def test_several_turns_that_never_happen_are_told_as_several(tmp_path):
+    (found,) = told(tmp_path, num_turns=3, early_termination_threshold=-0.2, **TURNS)
+    assert "turns 2 to 3 never happen" in found
+
+
+@pytest.mark.parametrize(
+    ("mode", "normalization", "count"),
+    [("mean", True, 0), ("rloo", True, 1), ("max", True, 1), ("raw", True, 1), ("rloo", False, 0), ("max", "scale", 0)],
+)
+def test_that_normalization_undoes_the_choice_of_an_algorithm_is_told(mode, normalization, count):
+    config = MAGRPOConfig(advantage_mode=mode, advantage_normalization=normalization, num_turns=1)
+    said = list(startup_information(config))
+    assert len(said) == count
+    assert all(f"{NAMES[mode]} gives the same advantages as magrpo" in sentence for sentence in said)
+
+
+def test_what_normalization_undoes_is_told_at_the_start_of_a_run(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
-        train(tmp_path, advantage_normalization=normalization)
-    assert sum("the same advantages" in record.getMessage() for record in caplog.records) == count
+        train(tmp_path, advantage_normalization=True, advantage_mode="max")
+        train(tmp_path, advantage_normalization=True)
+    assert sum("the same advantages" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_warning_of_a_run_from_python_is_one_plain_line_and_others_stay_as_they_are(tmp_path):
+    shown, before = io.StringIO(), warnings.formatwarning
+
+    def reward(first, second):
+        warnings.warn("from a user", UserWarning, stacklevel=1)
+        return [1.0] * len(first)
+
+    with warnings.catch_warnings(), contextlib.redirect_stderr(shown):
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda message, category, filename, lineno, file=None, line=None: shown.write(
+            warnings.formatwarning(message, category, filename, lineno, line)
+        )
+        train(tmp_path, reward, num_turns=2, early_termination_threshold=-0.2, **TURNS)
+    lines = shown.getvalue().splitlines()
+    (ours,) = [line for line in lines if "early_termination_threshold" in line]
+    assert ours.startswith("warning: early_termination_threshold=-0.2 stops every branch")
+    assert any(line.endswith("UserWarning: from a user") and "test_notices.py" in line for line in lines)
+    assert warnings.formatwarning is before

@@ -216,3 +216,32 @@ def test_names_and_places_are_the_users_own():
     assert place("hi", 1) == "turn 2, row with prompt 'hi'"
     assert len(brief("x" * 1000)) < 100
     assert brief("short") == "'short'"
+
+
+class TestAColumnThatARowHasNot:
+    ROW = {"prompt": "go", "targets": "x"}
+    SAYS = "raised KeyError: 'target' (somewhere). The row has the columns: prompt, targets."
+
+    def told(self, function: UserFunction, args=(), column="target", **values) -> str:
+        with pytest.raises(UserCodeError) as caught:
+            function.call(args, values, "somewhere")
+        return str(caught.value)
+
+    def test_the_columns_are_named_however_the_row_is_given(self):
+        by_name = {"positional": [], "known": ("batch_items", "batch_item")}
+        rows = make(lambda batch_items: batch_items[0]["target"], **by_name)
+        assert self.told(rows, batch_items=[self.ROW, self.ROW], batch_item=None).endswith(self.SAYS)
+        row = make(lambda batch_item: batch_item["target"], **by_name)
+        assert self.told(row, batch_items=None, batch_item=self.ROW).endswith(self.SAYS)
+        first = make(lambda row: row["target"], positional=["the row"])
+        assert self.told(first, [self.ROW]).endswith(self.SAYS)
+
+    def test_they_are_not_where_something_else_went_wrong(self):
+        options = {"positional": ["text"], "known": ("batch_items",)}
+        ends = "(somewhere)."
+        other = make(lambda text, batch_items: {}[batch_items[0]["prompt"] and "targets"], **options)
+        assert self.told(other, ["hi"], batch_items=[self.ROW]).endswith(ends)  # a column, of something else
+        error = make(lambda text, batch_items: batch_items[0]["targets"] + 1, **options)
+        assert self.told(error, ["hi"], batch_items=[self.ROW]).endswith(ends)
+        without = make(lambda text: {}["target"], **options)
+        assert self.told(without, ["hi"], batch_items=[self.ROW]).endswith(ends)

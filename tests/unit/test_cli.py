@@ -480,6 +480,8 @@ def test_a_key_like_no_other_gets_no_suggestion() -> None:
          "trainer.callbacks: mareinforce.callbacks.TreeView keep_last=x: must be a whole number"),
         (["--trainer.callbacks+={class_path: mareinforce.callbacks.TreVew}"],
          "trainer.callbacks: mareinforce.callbacks has no 'TreVew'. Did you mean 'TreeView'?"),
+        (["--trainer.callbacks+=mareinforce.callbacks.TreeVeiw"],
+         "trainer.callbacks: mareinforce.callbacks has no 'TreeVeiw'. Did you mean 'TreeView'?"),
         (["--trainer.callbacks+={class_path: mareinforce.callbacks.TreeView, init_args: {keep_last: 0}}"],
          "TreeView keep_last=0: must be at least 1"),
         (["--trainer.logger={class_path: my_task.Unmade}"],

@@ -103,8 +103,8 @@ def test_summary_compares_the_first_and_the_last_tenth_of_the_rows(tmp_path: Pat
         log.log_metrics({"eval/turn_1/reward_mean": 100.0}, step=number)
     log.log_metrics({"turn_2/reward_mean": 7.0}, step=20)
     assert turn_lines(log.path) == [
-        "turn 1 reward: 0.5 -> 18.5 (first and last 2 of 20 rows)",
-        "turn 2 reward: 7 -> 7 (first and last 1 of 1 rows)",
+        "turn 1 reward: 0.5 -> 18.5 (first and last 2 of 20 rows of metrics)",
+        "turn 2 reward: 7 (1 row of metrics)",
     ]
     assert summary(tmp_path).splitlines()[-1] == f"run folder: {tmp_path}"
 
