@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, TQDMProgressBar
@@ -160,6 +161,7 @@ def test_the_name_of_a_run_stays_text(folder: Path, monkeypatch) -> None:
         assert cli.tracker.settings.name == "1e3"
         saved = yaml.safe_load(Path(_saved_config(cli)).read_text())
         assert (saved["wandb"], saved["wandb_name"]) == (True, "1e3")
+        wandb.finish()  # it was told the configuration, and nobody trains
     assert refusal(text="wandb_name: 1e3", kept=4) == (
         "wandb_name=1000.0: this is read as a number where text is wanted; put quotes around it."
     )
