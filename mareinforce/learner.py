@@ -9,7 +9,8 @@ import torch
 
 from mareinforce.agents.team import Policy, Team
 from mareinforce.config import MAGRPOConfig
-from mareinforce.optim import Update, apply_gradient, compute_gradient, learning_rate_factor
+from mareinforce.heap import give_back_beside
+from mareinforce.optim import Update, apply_gradient, compute_gradient, learning_rate_factor, trained_by
 from mareinforce.phases import Phases
 from mareinforce.ranks import ALONE, Ranks
 from mareinforce.rollout.buffer import NodeSamples, RolloutBuffer, by_node, mini_batches, side_by_side
@@ -54,9 +55,11 @@ class Learner:
     def compute(self, batch: Sequence[NodeSample], optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> Update:
         """The gradient of a mini-batch, left beside the weights. Raises NonFiniteError."""
         with self._phases.measure("update"):
-            return compute_gradient(
+            update = compute_gradient(
                 self._team, optimizer, batch, self._config, self.policy_version, ranks, self._phases
             )
+            give_back_beside(trained_by(optimizer))
+        return update
 
     def step(self, update: Update, optimizer: torch.optim.Optimizer, progress: Callable[[int], float]) -> list[Report]:
         """Step with the gradient that was computed.

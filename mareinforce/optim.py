@@ -150,7 +150,7 @@ def compute_gradient(
     own = [(sample.agent, (one.loss, one.metrics())) for (sample, _), one in zip(learnable, seen, strict=True)]
     passes: dict[int, list[tuple[float, dict[str, float]]]] = {agent: [] for agent in ages}
     passes |= _by_agent(ranks.gather(own))
-    weights = _weights(optimizer)
+    weights = trained_by(optimizer)
     ranks.add_up_gradients(weights)
     limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
     grad_norm = float(nn.utils.clip_grad_norm_(weights, limit))
@@ -172,7 +172,7 @@ def apply_gradient(team: Team, optimizer: torch.optim.Optimizer, update: Update)
     """
     if not update.has_gradient:
         return
-    weights = _weights(optimizer)
+    weights = trained_by(optimizer)
     before = probe(weights)
     optimizer.step()
     increment_version(weights)  # a fused step writes in place without torch counting it
@@ -234,13 +234,14 @@ def _largest_gradient(
     norms = []
     for one in learnable:
         _backward(team, optimizer, [one], config, policy_version, Phases())
-        grads = [weight.grad for weight in _weights(optimizer) if weight.grad is not None]
+        grads = [weight.grad for weight in trained_by(optimizer) if weight.grad is not None]
         norm = float(nn.utils.get_total_norm(grads))
         norms.append(norm if math.isfinite(norm) else math.inf)
     return learnable[norms.index(max(norms))][0] if norms else None
 
 
-def _weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Its weights."""
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 

@@ -22,6 +22,7 @@ LAYERS = [
         "concurrent_calls",
         "daemon_threads",
         "event_loop",
+        "heap",
         "config",
         "config_rules",
         "quiet",
