@@ -175,9 +175,14 @@ def timed_parts(watch: Stopwatch) -> Iterator[None]:
 
 
 def growing(*texts: list[str]) -> list[float]:
-    """The length-ratio reward of the last agent's text to the first's."""
+    """The length-ratio reward of the last agent's text to the first's; a single agent is to write long ones.
+
+    It has to tell answers apart: without a signal there would be no update to measure.
+    """
     import math
 
+    if len(texts) == 1:
+        return [float(len(text)) for text in texts[0]]
     ratios = [len(row[-1]) / max(len(row[0]), 1) for row in zip(*texts, strict=True)]
     return [math.exp(-max(2 - ratio, ratio - 3, 0.0)) for ratio in ratios]
 
