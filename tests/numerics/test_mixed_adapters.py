@@ -1,6 +1,7 @@
 """Agents of one base are sampled in one batch, and each says what it would say alone."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from peft import PeftModelForCausalLM
 from transformers import GenerationConfig
 
 from mareinforce.agents.adapters import inner_model
+from mareinforce.agents.mixed_rows import Mixture, split_by_rows
 from mareinforce.agents.team import Team
-from mareinforce.rollout.engines import decoding, generation
+from mareinforce.rollout.engines import batches, decoding, generation
 from mareinforce.rollout.engines import transformers as engine_module
 from mareinforce.rollout.engines.transformers import TransformersEngine
 from mareinforce.types import Request, Sampling, StreamKey
@@ -132,14 +134,36 @@ def test_rows_given_to_the_wrong_adapter_say_something_else(tmp_path, word_count
     team = build(tmp_path, llama_model(word_count))
     engine = TransformersEngine(team, own_loop=own_loop)
     right = said(engine.sample(requests(), Sampling(6)))
-    method = "forward" if own_loop else "generate"
-    plain = getattr(PeftModelForCausalLM, method)
-
-    def turned(self, *args, adapter_names, **kwargs):
-        return plain(self, *args, adapter_names=adapter_names[::-1], **kwargs)
-
-    monkeypatch.setattr(PeftModelForCausalLM, method, turned)
+    plain = Mixture.tell
+    monkeypatch.setattr(Mixture, "tell", lambda self, adapters: plain(self, adapters[::-1]))
     assert said(engine.sample(requests(), Sampling(6))) != right
+
+
+@MODELS
+@OWN_LOOP
+def test_rows_worked_on_apart_are_what_peft_makes_of_them(tmp_path, word_count, monkeypatch, model, own_loop):
+    team = build(tmp_path, model(word_count))
+    engine, handed = TransformersEngine(team, own_loop=own_loop), []
+    ours = engine.sample(requests(rows=2), Sampling(8))
+    plain = PeftModelForCausalLM._enable_peft_forward_hooks
+    monkeypatch.setattr(batches, "can_split", lambda network: False)
+    monkeypatch.setattr(
+        PeftModelForCausalLM,
+        "_enable_peft_forward_hooks",
+        lambda self, *args, **kwargs: handed.append(kwargs) or plain(self, *args, **kwargs),
+    )
+    theirs = engine.sample(requests(rows=2), Sampling(8))
+    assert any("adapter_names" in kwargs for kwargs in handed)
+    assert said(ours) == said(theirs)
+    for one, other in zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True):
+        torch.testing.assert_close(one.logprobs, other.logprobs, atol=1e-5, rtol=1e-5)
+
+
+def test_the_network_is_left_as_it_was_also_after_an_error(tmp_path, word_count):
+    network = build(tmp_path, llama_model(word_count)).network(0)
+    with pytest.raises(ZeroDivisionError), split_by_rows(network, Mixture()):
+        1 / 0  # noqa: B018
+    assert not [name for name, module in network.named_modules() if "forward" in vars(module)]
 
 
 def test_both_ways_of_sampling_mix_adapters_alike(tmp_path, word_count):

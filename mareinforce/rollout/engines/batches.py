@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 
 from mareinforce.agents.adapters import BASE_ROWS, Network, mixing, speaking
+from mareinforce.agents.mixed_rows import Mixture, can_split, split_by_rows
 from mareinforce.agents.modes import dropout_off
 from mareinforce.agents.tokenization import Tokenization
 from mareinforce.types import Sampling
@@ -53,7 +55,18 @@ class Batch:
     def speaking(self) -> Iterator[Callable[[Sequence[int]], tuple[nn.Module, dict[str, Any]]]]:
         """Each row's own adapter, dropout off: gives a function, rows -> the model and what else it must be given."""
         with dropout_off(self.network):
-            if len(set(self.adapters)) > 1:
+            if len(set(self.adapters)) > 1 and can_split(cast(PeftModel, self.network)):
+                with split_by_rows(cast(PeftModel, self.network), mixture := Mixture()) as model:
+                    told: list[Sequence[int] | None] = [None]
+
+                    def speakers(rows: Sequence[int]) -> tuple[nn.Module, dict[str, Any]]:
+                        if rows is not told[0]:  # once for as long as nobody leaves
+                            mixture.tell([self.adapters[row] for row in rows])
+                            told[0] = rows
+                        return model, {}
+
+                    yield speakers
+            elif len(set(self.adapters)) > 1:
                 with mixing(self.network):
                     yield lambda rows: (
                         self.network,
