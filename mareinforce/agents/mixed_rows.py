@@ -24,12 +24,13 @@ class Mixture:
     """Which row of a batch belongs to which adapter."""
 
     def __init__(self) -> None:
-        self._adapters: Sequence[str | None] = ()
+        self._adapters: list[str | None] = []
         self._masks: dict[Ranks, Tensor] = {}
 
     def tell(self, adapters: Sequence[str | None]) -> None:
         """Every row's adapter; None: the base."""
-        self._adapters, self._masks = adapters, {}
+        if self._adapters != (now := list(adapters)):
+            self._adapters, self._masks = now, {}
 
     def others(self, ranks: Ranks, device: torch.device) -> Tensor:
         """False where a row's own adapter has its ranks, True where others have theirs: [R, 1, sum of r]."""

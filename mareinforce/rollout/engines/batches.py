@@ -57,12 +57,9 @@ class Batch:
         with dropout_off(self.network):
             if len(set(self.adapters)) > 1 and can_split(cast(PeftModel, self.network)):
                 with split_by_rows(cast(PeftModel, self.network), mixture := Mixture()) as model:
-                    told: list[Sequence[int] | None] = [None]
 
                     def speakers(rows: Sequence[int]) -> tuple[nn.Module, dict[str, Any]]:
-                        if rows is not told[0]:  # once for as long as nobody leaves
-                            mixture.tell([self.adapters[row] for row in rows])
-                            told[0] = rows
+                        mixture.tell([self.adapters[row] for row in rows])
                         return model, {}
 
                     yield speakers
