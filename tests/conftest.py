@@ -28,9 +28,11 @@ settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)
-def _same_start(monkeypatch):
+def _same_start():
     torch.manual_seed(0)
-    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)  # what an earlier test's seed_everything left behind
+    os.environ.pop("PL_GLOBAL_SEED", None)
+    yield
+    os.environ.pop("PL_GLOBAL_SEED", None)  # left by a test's seed_everything: a module's fixture is made before ours
 
 
 @pytest.fixture(autouse=True)
