@@ -117,7 +117,8 @@ def _top_k(logits: Tensor, top_k: int, temperature: float) -> tuple[Tensor, Tens
         values, indices = values[:, :top_k], indices[:, :top_k]
     else:
         scores = _tempered(logits, temperature)
-        values, indices = torch.topk(scores, int((scores >= kth).sum(dim=-1).max()), dim=-1)
+        count = max(top_k, int((scores >= kth).sum(dim=-1).max()))  # of scores that are no numbers none is as large
+        values, indices = torch.topk(scores, count, dim=-1)
     candidates, order = indices.sort(dim=-1)
     kept = values.gather(-1, order)
     return candidates, kept.masked_fill(kept < kth, -torch.inf)

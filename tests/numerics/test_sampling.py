@@ -200,6 +200,9 @@ class TestDraw:
             together = draw(logits, numbers, chosen)[0].tolist()
             assert together == [int(draw(logits[r : r + 1], numbers[r : r + 1], chosen)[0]) for r in range(6)]
 
-    def test_logits_that_are_no_numbers_show_in_the_log_prob(self):
-        _, logprobs = draw(torch.full((1, 5), torch.nan), torch.tensor([0.5], dtype=torch.float64), settings())
-        assert logprobs.isnan().all()
+    @pytest.mark.parametrize("chosen", [settings(), settings(0.7, 2), settings(0.7, 2, 0.5), settings(1.0, None, 0.5)])
+    def test_logits_that_are_no_numbers_show_in_the_log_prob(self, chosen):
+        for logits in (torch.full((2, 5), torch.nan), torch.tensor([[1.0, 2, 3, 4, 5], [torch.nan, 2, 3, 4, 5]])):
+            ids, logprobs = draw(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), chosen)
+            assert logprobs[1].isnan()
+            assert ids.max() < 5
