@@ -10,7 +10,9 @@ from mareinforce.agents.team import Team
 from mareinforce.config import MAGRPOConfig
 from mareinforce.errors import ConfigError
 from mareinforce.optim import apply_gradient, build_optimizer, compute_gradient
+from mareinforce.rollout.engines import decoding, generation
 from mareinforce.rollout.engines.transformers import TransformersEngine
+from mareinforce.rollout.sampling import draw
 from mareinforce.types import NodeSample, Request, Sampling, StreamKey
 from tests.lora import LORA, save_base, stir
 from tests.models import llama_model
@@ -113,3 +115,13 @@ def test_the_gap_is_logged_and_importance_weights_correct_it(team):
 def test_another_word_is_refused():
     with pytest.raises(ConfigError, match="rollout_dtype='half'"):
         MAGRPOConfig(rollout_dtype="half")
+
+
+@pytest.mark.parametrize("own_loop", [True, False])
+def test_tokens_are_drawn_in_full_precision(team, monkeypatch, own_loop):
+    """From weights of any precision; else two tokens of nearly equal probability would be equally probable."""
+    seen = []
+    for module in (decoding, generation):
+        monkeypatch.setattr(module, "draw", lambda logits, *rest: seen.append(logits.dtype) or draw(logits, *rest))
+    TransformersEngine(team, own_loop=own_loop, rollout_dtype=torch.bfloat16).sample([request()], Sampling(3))
+    assert set(seen) == {torch.float32}

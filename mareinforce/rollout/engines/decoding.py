@@ -154,7 +154,7 @@ class _Reader:
             **{self.cache_name: self.cache},
             **options,
         ).logits
-        return found[:, -1]
+        return found[:, -1].float()  # as `generate` does: the draw is not to be as coarse as the weights
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
