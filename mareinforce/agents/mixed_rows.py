@@ -14,7 +14,8 @@ from peft import PeftModel
 from peft.tuners.lora.layer import Linear, LoraLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
-from torch.nn import functional
+
+from mareinforce.agents.modes import every_module
 
 Ranks = tuple[tuple[str, int], ...]
 """Adapters of a layer and their ranks, in the order in which the layer holds them."""
@@ -32,31 +33,32 @@ class Mixture:
         if self._adapters != (now := list(adapters)):
             self._adapters, self._masks = now, {}
 
-    def others(self, ranks: Ranks, device: torch.device) -> Tensor:
-        """False where a row's own adapter has its ranks, True where others have theirs: [R, 1, sum of r]."""
+    def own(self, ranks: Ranks, low: Tensor) -> Tensor:
+        """1 where a row's own adapter has its ranks, 0 where others have theirs: [R, 1, sum of r], for that `low`."""
         if ranks not in self._masks:
-            others = [[adapter != owner for owner, r in ranks for _ in range(r)] for adapter in self._adapters]
-            self._masks[ranks] = torch.tensor(others, device=device).unsqueeze(1)
+            own = [[adapter == owner for owner, r in ranks for _ in range(r)] for adapter in self._adapters]
+            self._masks[ranks] = torch.tensor(own, dtype=low.dtype, device=low.device).unsqueeze(1)
         return self._masks[ranks]
 
 
-def can_split(network: PeftModel) -> bool:
+def fit_side_by_side(network: PeftModel) -> bool:
     """Are all adapters plain ones on linear layers, which can be worked on side by side?
 
     peft's own way serves all others. It asks every layer again which rows are whose, and copies them.
     """
-    layers: list[Any] = [module for module in network.modules() if isinstance(module, LoraLayer)]
-    if any(isinstance(module, AuxiliaryTrainingWrapper) for module in network.modules()):
+    modules = every_module(network)
+    if any(isinstance(module, AuxiliaryTrainingWrapper) for module in modules):
         return False
+    layers: list[Any] = [module for module in modules if isinstance(module, LoraLayer)]
     return all(type(layer) is Linear and not layer.lora_variant and not layer.merged for layer in layers) and not any(
         up.bias is not None for layer in layers for up in layer.lora_B.values()
     )
 
 
 @contextmanager
-def split_by_rows(network: PeftModel, mixture: Mixture) -> Iterator[nn.Module]:
+def side_by_side(network: PeftModel, mixture: Mixture) -> Iterator[nn.Module]:
     """The plain model inside, whose adapted layers send each row through its own adapter, without gradients."""
-    layers: list[Any] = [module for module in network.modules() if isinstance(module, LoraLayer)]
+    layers: list[Any] = [module for module in every_module(network) if isinstance(module, LoraLayer)]
     for layer in layers:
         layer.forward = _forward(layer, mixture)
     try:
@@ -74,14 +76,18 @@ def _forward(layer: Any, mixture: Mixture) -> Any:
     """
     ranks: Ranks = tuple((adapter, len(down.weight)) for adapter, down in layer.lora_A.items())
     with torch.no_grad():
-        down = torch.cat([layer.lora_A[adapter].weight for adapter, _ in ranks])  # [sum of r, in]
+        downs = [layer.lora_A[adapter].weight for adapter, _ in ranks]
         ups = [layer.lora_B[adapter].weight * layer.scaling[adapter] for adapter, _ in ranks]
-        up = torch.cat(ups, dim=1)  # [out, sum of r]
+        down = torch.cat(downs).t().contiguous()  # [in, sum of r]
+        up = torch.cat(ups, dim=1).t().contiguous()  # [sum of r, out]
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         found: Tensor = layer.base_layer(x, *args, **kwargs)
-        low = functional.linear(x.to(down.dtype), down)  # [R, L, sum of r]
-        low.masked_fill_(mixture.others(ranks, x.device), 0.0)
-        return found.add_(functional.linear(low, up))
+        low = torch.mm(x.reshape(-1, x.shape[-1]).to(down.dtype), down)
+        low.view(len(x), -1, low.shape[-1]).mul_(mixture.own(ranks, low))
+        if found.dtype == up.dtype == torch.float32:
+            found.view(-1, found.shape[-1]).addmm_(low, up)
+            return found
+        return found.add_(torch.mm(low, up).view_as(found))  # rounded twice, as peft does it
 
     return torch.no_grad()(forward)

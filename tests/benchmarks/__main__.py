@@ -1,6 +1,7 @@
 """`python -m tests.benchmarks W2 --model FOLDER`: seconds a prompt of one workload, and what they went into, as JSON.
 
-Every completion has its full length, so that all who are compared do the same work. With `--peer PYTHON SCRIPT` (a
+Every completion has its full length, so that all who are compared do the same work; in W5, the quickstart, they end
+where the models end them. With `--peer PYTHON SCRIPT` (a
 Python with the peer installed, and a script that takes the peer's arguments and prints a JSON line with `per_prompt_s`)
 and `--floor SCRIPT` (a bare loop, run by this Python), they are run in turn, each in a process of its own, and a last
 line has the medians and the ratios to ours.
@@ -44,6 +45,10 @@ class Workload:
     joint: str = "aligned"
     prompt_tokens: int = 0
     """Prompts are lengthened to about this many tokens."""
+    quickstart: bool = False
+    """Its prompts, learning rate and buffer, and answers that end where the models end them."""
+    prompts: int = 2
+    """As many as are rolled out if nothing else is asked for."""
 
     def arguments(self) -> list[str]:
         """As the scripts of others take it."""
@@ -60,9 +65,10 @@ WORKLOADS = {
     "W2": Workload(agents=2, turns=2, generations=4, tokens=32),
     "W3": Workload(agents=2, turns=2, generations=3, tokens=32, joint="cross"),
     "W4": Workload(agents=2, turns=1, generations=8, tokens=64, prompt_tokens=200),
-    "W5": Workload(agents=2, turns=1, generations=16, tokens=96),
+    "W5": Workload(agents=2, turns=1, generations=16, tokens=96, quickstart=True, prompts=150),
+    "W5full": Workload(agents=2, turns=1, generations=16, tokens=96, prompts=60),
 }
-"""W5 is the quickstart's, meant for the tiny model: its 150 updates take 150 times `per_prompt_s`."""
+"""W5 is meant for the tiny model: its 150 updates take 150 times `per_prompt_s`. In W5full all answers are whole."""
 
 
 def without_own_loop() -> None:
@@ -70,6 +76,20 @@ def without_own_loop() -> None:
     from mareinforce.rollout.engines import transformers
 
     transformers.fits = lambda network: False
+
+
+def without_packed_weights() -> None:
+    """Sample from the weights as they lie."""
+    from mareinforce.agents import packed_weights
+
+    packed_weights.available = lambda: False
+
+
+def without_adapters_side_by_side() -> None:
+    """Rows of several adapters as peft mixes them."""
+    from mareinforce.rollout.engines import batches
+
+    batches.fit_side_by_side = lambda network: False
 
 
 def without_shared_prefixes() -> None:
@@ -104,7 +124,9 @@ def without_joint_passes() -> None:
 
 
 TECHNIQUES = {
-    "own_loop": without_own_loop, "shared_prefixes": without_shared_prefixes, "joint_passes": without_joint_passes,
+    "own_loop": without_own_loop, "packed_weights": without_packed_weights,
+    "adapters_side_by_side": without_adapters_side_by_side, "shared_prefixes": without_shared_prefixes,
+    "joint_passes": without_joint_passes,
     "chunked_scores": without_chunked_scores, "fused_optimizer": without_fused_optimizer,
 }  # fmt: skip
 """What can be left out, to see what it is worth."""
@@ -201,29 +223,35 @@ def measure(workload: Workload, options: argparse.Namespace) -> dict[str, Any]:
     from lightning.pytorch.callbacks import Checkpoint
 
     from mareinforce import MAGRPOConfig, MAGRPOTrainer
+    from mareinforce.data.sources import Source, load_rows
 
+    prompts = options.prompts or workload.prompts
     for name in options.without:
         TECHNIQUES[name]()
     if options.threads:
         torch.set_num_threads(options.threads)
     longer = SENTENCE * (workload.prompt_tokens // 14 + 1) if workload.prompt_tokens else ""
-    rows = [{"prompt": longer + TEXTS[index % len(TEXTS)]} for index in range(options.prompts)]
+    rows: Any = [{"prompt": longer + TEXTS[index % len(TEXTS)]} for index in range(prompts)]
+    work: dict[str, Any] = {
+        "min_new_tokens": workload.tokens, "temperature": 0.6, "top_p": 0.6, "top_k": 50, "rollout_buffer_size": 2,
+    }  # fmt: skip
+    if workload.quickstart:
+        rows = load_rows(Source(path="story-prompts", split=f"train[:{prompts}]"))
+        work = {
+            "rollout_buffer_size": 1, "agent_learning_rate": 1e-3, "lr_schedule": "linear", "warmup_updates": 30,
+            "max_grad_norm": 1.0,
+        }  # fmt: skip
     config = MAGRPOConfig(
         num_agents=workload.agents,
         num_turns=workload.turns,
         num_train_epochs=1,
         num_generations=workload.generations,
         max_new_tokens=workload.tokens,
-        min_new_tokens=workload.tokens,
-        temperature=0.6,
-        top_p=0.6,
-        top_k=50,
         joint_mode=workload.joint,
         early_termination_threshold=None,
-        rollout_buffer_size=2,
         eval_interval=0,
         reference_kl_enabled=options.kl,
-        **{name: json.loads(value) for name, value in (pair.split("=", 1) for pair in options.set)},
+        **work | {name: json.loads(value) for name, value in (pair.split("=", 1) for pair in options.set)},
     )
     lora = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
     watch, steps = Stopwatch(), StepTimes()
@@ -255,15 +283,15 @@ def measure(workload: Workload, options: argparse.Namespace) -> dict[str, Any]:
             for turn in range(workload.turns)
         )
     )
-    each = {name: round(seconds / options.prompts, 3) for name, seconds in watch.seconds.items()}
+    each = {name: round(seconds / prompts, 3) for name, seconds in watch.seconds.items()}
     return {
-        "per_prompt_s": round(trained / options.prompts, 3),
+        "per_prompt_s": round(trained / prompts, 3),
         **each,
-        "other_s": round((trained - sum(watch.seconds.values())) / options.prompts, 3),
-        "tokens_per_s": round(tokens * options.prompts / trained, 1),
+        "other_s": round((trained - sum(watch.seconds.values())) / prompts, 3),
+        "tokens_per_s": None if workload.quickstart else round(tokens * prompts / trained, 1),
         "start_s": round(wall - trained, 2),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB**2, 2),
-        "prompts": options.prompts, "lora": options.lora, "kl": options.kl, "set": options.set,
+        "prompts": prompts, "lora": options.lora, "kl": options.kl, "set": options.set,
         "without": options.without,
     }  # fmt: skip
 
@@ -273,7 +301,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--model", required=True, help="a folder of weights and tokenizer, or a model's name")
-    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--prompts", type=int)
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--kl", action="store_true")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=JSON", help="a field of the configuration")
@@ -299,7 +327,7 @@ def main() -> None:
             own.append(part)
     commands = {"ours": [sys.executable, "-m", "tests.benchmarks", *own]}
     if options.peer:
-        prompts = ["--prompts", str(options.prompts)]
+        prompts = ["--prompts", str(options.prompts or workload.prompts)]
         commands["peer"] = [*options.peer, options.model, *workload.arguments(), *prompts]
     if options.floor:
         lora = ["--lora"] if options.lora else []

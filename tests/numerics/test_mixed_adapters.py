@@ -9,7 +9,7 @@ from peft import PeftModelForCausalLM
 from transformers import GenerationConfig
 
 from mareinforce.agents.adapters import inner_model
-from mareinforce.agents.mixed_rows import Mixture, split_by_rows
+from mareinforce.agents.mixed_rows import Mixture, side_by_side
 from mareinforce.agents.team import Team
 from mareinforce.rollout.engines import batches, decoding, generation
 from mareinforce.rollout.engines import transformers as engine_module
@@ -146,7 +146,7 @@ def test_rows_worked_on_apart_are_what_peft_makes_of_them(tmp_path, word_count, 
     engine, handed = TransformersEngine(team, own_loop=own_loop), []
     ours = engine.sample(requests(rows=2), Sampling(8))
     plain = PeftModelForCausalLM._enable_peft_forward_hooks
-    monkeypatch.setattr(batches, "can_split", lambda network: False)
+    monkeypatch.setattr(batches, "fit_side_by_side", lambda network: False)
     monkeypatch.setattr(
         PeftModelForCausalLM,
         "_enable_peft_forward_hooks",
@@ -161,7 +161,7 @@ def test_rows_worked_on_apart_are_what_peft_makes_of_them(tmp_path, word_count, 
 
 def test_the_network_is_left_as_it_was_also_after_an_error(tmp_path, word_count):
     network = build(tmp_path, llama_model(word_count)).network(0)
-    with pytest.raises(ZeroDivisionError), split_by_rows(network, Mixture()):
+    with pytest.raises(ZeroDivisionError), side_by_side(network, Mixture()):
         1 / 0  # noqa: B018
     assert not [name for name, module in network.named_modules() if "forward" in vars(module)]
 

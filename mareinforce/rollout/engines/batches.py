@@ -15,7 +15,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from mareinforce.agents.adapters import BASE_ROWS, Network, mixing, speaking
-from mareinforce.agents.mixed_rows import Mixture, can_split, split_by_rows
+from mareinforce.agents.mixed_rows import Mixture, fit_side_by_side, side_by_side
 from mareinforce.agents.modes import dropout_off
 from mareinforce.agents.tokenization import Tokenization
 from mareinforce.types import Sampling
@@ -55,8 +55,8 @@ class Batch:
     def speaking(self) -> Iterator[Callable[[Sequence[int]], tuple[nn.Module, dict[str, Any]]]]:
         """Each row's own adapter, dropout off: gives a function, rows -> the model and what else it must be given."""
         with dropout_off(self.network):
-            if len(set(self.adapters)) > 1 and can_split(cast(PeftModel, self.network)):
-                with split_by_rows(cast(PeftModel, self.network), mixture := Mixture()) as model:
+            if len(set(self.adapters)) > 1 and fit_side_by_side(cast(PeftModel, self.network)):
+                with side_by_side(cast(PeftModel, self.network), mixture := Mixture()) as model:
 
                     def speakers(rows: Sequence[int]) -> tuple[nn.Module, dict[str, Any]]:
                         mixture.tell([self.adapters[row] for row in rows])

@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from mareinforce.agents.adapters import Network, inner_model
+from mareinforce.agents.packed_weights import PackedWeights
 from mareinforce.agents.scoring import aligned_right
 from mareinforce.rollout.engines.batches import Batch, Sampled, StopStrings
 from mareinforce.rollout.sampling import draw
@@ -62,7 +63,7 @@ def decode(batch: Batch) -> list[Sampled]:
     ended = [False] * len(rows)
     numbers = batch.uniforms
     scores: list[tuple[list[int], Tensor]] = []  # of every position: who was in the batch, and their log-probs
-    with batch.speaking() as speakers:
+    with batch.speaking() as speakers, PackedWeights(batch.network, limit) as weights:
         reader = _Reader(batch, speakers)
         logits = reader.read_prompts()
         for position in range(limit):
@@ -81,6 +82,7 @@ def decode(batch: Batch) -> list[Sampled]:
                 rows = [rows[place] for place in open_places]
                 drawn, numbers = drawn[open_places], numbers[open_places]
                 reader.keep(open_places)
+            weights.pack(len(rows))
             logits = reader.read(drawn)
     table = _by_row(scores, len(answers))
     return [Sampled(torch.tensor(ids), table[row, : len(ids)].clone(), ended[row]) for row, ids in enumerate(answers)]
