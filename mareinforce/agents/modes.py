@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
@@ -33,6 +34,28 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
         for module, training in flags:
             if module.training != training:
                 module.training = training
+
+
+@contextmanager
+def sparse_lookups(model: nn.Module) -> Iterator[None]:
+    """Inside, a forward's look-ups in embeddings that are the head's weights as well give sparse gradients.
+
+    The head's gradient is dense, and autograd adds sparse ones into it where it lies. A dense one would be as large as
+    the vocabulary, for the few rows of it that were looked up: a tenth of a gigabyte at the very peak, and three passes
+    over it. On a CPU; elsewhere the order of such a sum is nobody's.
+    """
+    typed: Any = model
+    embeddings = typed.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
+    head = typed.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    tied = type(embeddings) is nn.Embedding and head is not None and head.weight is embeddings.weight
+    if not tied or embeddings.scale_grad_by_freq or embeddings.weight.device.type != "cpu":
+        yield
+        return
+    before, embeddings.sparse = embeddings.sparse, True
+    try:
+        yield
+    finally:
+        embeddings.sparse = before
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from mareinforce.agents.modes import dropout_off
+from mareinforce.agents.modes import dropout_off, sparse_lookups
 from mareinforce.agents.scoring import FILLER, Scored, aligned_right, score_rows
 from mareinforce.algorithms.logprobs import chosen_logprobs
 from mareinforce.algorithms.masking import counts_mask
@@ -108,7 +108,7 @@ def _behind_prefixes(model: nn.Module, nodes: Sequence[Told], temperature: float
     completions = pad_sequence(said, batch_first=True, padding_value=FILLER)
     inputs = torch.cat([prompts, completions], dim=1)
     owners, positions = _layout(nodes, attended, inputs.shape[1])
-    with dropout_off(model):
+    with dropout_off(model), sparse_lookups(model):
         logits = model(
             input_ids=inputs.to(device),
             attention_mask=_blocks(cast(PreTrainedModel, model), owners.to(device)),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from mareinforce.agents.modes import dropout_off
+from mareinforce.agents.modes import dropout_off, sparse_lookups
 from mareinforce.algorithms.logprobs import chosen_logprobs
 from mareinforce.algorithms.masking import counts_mask
 
@@ -60,7 +60,7 @@ def score_rows(
     inputs = torch.cat([prompt_ids, completion_ids], dim=1)[:, :-1].to(device)
     attended = torch.cat([prompt_attended, counts.long()], dim=1)[:, :-1].to(device)
     ids = completion_ids.to(device)
-    with dropout_off(model):
+    with dropout_off(model), sparse_lookups(model):
         logits = _logits(model, inputs, attended, ids.shape[1])
     every = torch.arange(ids.numel(), device=device)
     logprobs, entropy = chosen_logprobs(logits.flatten(0, 1), every, ids.flatten(), temperature)

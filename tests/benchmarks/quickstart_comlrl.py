@@ -1,8 +1,8 @@
 """The quickstart's work with CoMLRL: `PYTHON tests/benchmarks/quickstart_comlrl.py FOLDER`, that of the tiny model.
 
 For `python -m tests.benchmarks W5 --model tiny-story --peer PYTHON tests/benchmarks/quickstart_comlrl.py`, where PYTHON
-has comlrl installed. Same prompts, sampling, completions a prompt, lengths, learning rate and buffer; CoMLRL has neither
-warm-up nor clipping. Prints one JSON line.
+has comlrl installed. Same prompts, sampling, completions a prompt, lengths, learning rate and buffer; CoMLRL has no
+warm-up and no clipping. Prints one JSON line.
 """
 
 import argparse
