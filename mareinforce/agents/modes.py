@@ -44,9 +44,7 @@ def sparse_lookups(model: nn.Module) -> Iterator[None]:
     the vocabulary, for the few rows of it that were looked up: a tenth of a gigabyte at the very peak, and three passes
     over it. On a CPU; elsewhere the order of such a sum is nobody's.
     """
-    typed: Any = model
-    embeddings = typed.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
-    head = typed.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    embeddings, head = _ends(model) if isinstance(model, PreTrainedModel) else (None, None)
     tied = type(embeddings) is nn.Embedding and head is not None and head.weight is embeddings.weight
     if not tied or embeddings.scale_grad_by_freq or embeddings.weight.device.type != "cpu":
         yield
@@ -56,6 +54,10 @@ def sparse_lookups(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         embeddings.sparse = before
+
+
+def _ends(model: Any) -> tuple[Any, Any]:
+    return model.get_input_embeddings(), model.get_output_embeddings()
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:
