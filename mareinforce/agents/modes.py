@@ -44,9 +44,8 @@ def sparse_lookups(model: nn.Module) -> Iterator[None]:
     the vocabulary, for the few rows of it that were looked up: a tenth of a gigabyte at the very peak, and three passes
     over it. On a CPU; elsewhere the order of such a sum is nobody's.
     """
-    embeddings, head = _ends(model) if isinstance(model, PreTrainedModel) else (None, None)
-    tied = type(embeddings) is nn.Embedding and head is not None and head.weight is embeddings.weight
-    if not tied or embeddings.scale_grad_by_freq or embeddings.weight.device.type != "cpu":
+    embeddings = _tied_embeddings(model)
+    if embeddings is None or embeddings.scale_grad_by_freq or embeddings.weight.device.type != "cpu":
         yield
         return
     before, embeddings.sparse = embeddings.sparse, True
@@ -56,8 +55,14 @@ def sparse_lookups(model: nn.Module) -> Iterator[None]:
         embeddings.sparse = before
 
 
-def _ends(model: Any) -> tuple[Any, Any]:
-    return model.get_input_embeddings(), model.get_output_embeddings()
+def _tied_embeddings(model: Any) -> nn.Embedding | None:
+    """The embeddings, if the head has the same weights."""
+    if not isinstance(model, PreTrainedModel):
+        return None
+    typed: Any = model
+    embeddings, head = typed.get_input_embeddings(), typed.get_output_embeddings()
+    tied = type(embeddings) is nn.Embedding and head is not None and head.weight is embeddings.weight
+    return embeddings if tied else None
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:
