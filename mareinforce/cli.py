@@ -27,10 +27,19 @@ from mareinforce.default_callbacks import default_callbacks
 from mareinforce.eval_protocol import ProtocolEvaluation
 from mareinforce.hyperparameters import log_hyperparameters
 from mareinforce.module import MultiAgentReinforce
-from mareinforce.own_arguments import DESCRIPTION, USAGE, add_own_arguments, files_first, gives, spelt, wandb_settings
+from mareinforce.own_arguments import (
+    DESCRIPTION,
+    USAGE,
+    add_own_arguments,
+    arrange_help,
+    files_first,
+    gives,
+    spelt,
+    wandb_settings,
+)
 from mareinforce.parse_errors import explained, not_made
 from mareinforce.progress import RunProgress
-from mareinforce.reporting import FAILED, TERMINATED
+from mareinforce.reporting import BEFORE_TRAINING, FAILED, TERMINATED
 from mareinforce.run_folder import (
     CONFIG_FILE,
     discard_if_nothing_came,
@@ -107,6 +116,8 @@ class MareinforceCLI(LightningCLI):
         self.command, self._arguments = command, arguments
         self.run_folder: Path | None = None
         self.tracker: WandbTracker | None = None
+        self._header = RunHeader()
+        self._trained = False
         try:
             super().__init__(
                 AgentsOfYAML,
@@ -121,6 +132,8 @@ class MareinforceCLI(LightningCLI):
             )
         except BaseException as error:
             self._end_badly(error)
+            if isinstance(error, KeyboardInterrupt) and command == "fit" and not self._trained:
+                raise KeyboardInterrupt(BEFORE_TRAINING) from None
             raise
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -226,6 +239,7 @@ class MareinforceCLI(LightningCLI):
     def after_fit(self) -> None:
         """Save the agents in the run folder, loadable by `from_pretrained`."""
         assert self.run_folder is not None
+        self._trained = True
         if self.trainer.is_global_zero:
             self.model.save_model(self.run_folder / "agents")
         if self.tracker is not None:
@@ -238,7 +252,9 @@ class MareinforceCLI(LightningCLI):
         if self.tracker is not None:
             self.tracker.close(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else FAILED)
         if self.run_folder is not None and rank_by_environment() == 0:
-            discard_if_nothing_came(self.run_folder)
+            discarded = discard_if_nothing_came(self.run_folder)
+            if discarded and self._header.printed:
+                sys.stderr.write(f"nothing came of this run: its folder {self.run_folder} is not kept\n")
 
     def _plain_parser(self) -> LightningArgumentParser:
         parser = self.init_parser(**_PARSER, usage=USAGE[self.command], description=DESCRIPTION)
@@ -246,8 +262,7 @@ class MareinforceCLI(LightningCLI):
         self.add_core_arguments_to_parser(parser)
         add_own_arguments(parser)
         parser.add_method_arguments(Trainer, self.command, skip=set(_METHOD_SKIPS[self.command]))
-        trainer_last = sorted(parser._action_groups, key=lambda group: str(group.title).startswith("Customize every"))
-        parser._action_groups = trainer_last  # in the help
+        arrange_help(parser)
         return parser
 
     def _checkpoint(self, settings: Namespace) -> str | None:
@@ -265,7 +280,7 @@ class MareinforceCLI(LightningCLI):
         settings.ckpt_path = None  # what config.yaml will say: it starts the run anew
         callbacks = arguments.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-        callbacks += [*default_callbacks(callbacks), StopBySignal(), RunHeader()]
+        callbacks += [*default_callbacks(callbacks), StopBySignal(), self._header]
         if arguments.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RunProgress())
         if (protocol := self.config_init[self.command].eval) is not None:

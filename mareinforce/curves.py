@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 SMOOTHING = 10
-"""Rows in the running mean."""
+"""Rows in the running mean of a long run; of a short one, a tenth of its rows."""
 GRID = 400
 """Points at which several runs are compared."""
 Kind = Literal["reward_mean", "expected_return"]
@@ -54,6 +54,12 @@ def running_mean(values: Sequence[float], rows: int) -> list[float]:
     return means
 
 
+def smoothing(runs: Sequence[Curves]) -> int:
+    """Rows in the running mean if nobody says how many: a tenth of the longest curve's, and `SMOOTHING` at most."""
+    longest = max((len(curve.steps) for run in runs for turns in run.values() for curve in turns.values()), default=0)
+    return min(SMOOTHING, max(1, longest // 10))
+
+
 def read_curves(rows: Sequence[Mapping[str, Any]]) -> Curves:
     """The curves in rows of a `metrics.csv`; evaluation is not among them."""
     found: Curves = {"reward_mean": {}, "expected_return": {}}
@@ -87,23 +93,24 @@ def together(curves: Sequence[Curve], rows: int = SMOOTHING) -> tuple[Floats, Fl
     return grid, values.mean(axis=0), values.std(axis=0)
 
 
-def draw(runs: Sequence[Curves], path: Path, rows: int = SMOOTHING) -> None:
+def draw(runs: Sequence[Curves], path: Path, rows: int | None = None) -> None:
     """Draw one run, or several as mean and band (see `figure`), into a PNG that appears whole."""
     aside = path.with_name(f".{path.name}")
     figure(runs, rows).savefig(aside, dpi=130, format="png")
     os.replace(aside, path)
 
 
-def figure(runs: Sequence[Curves], rows: int = SMOOTHING) -> Figure:
+def figure(runs: Sequence[Curves], rows: int | None = None) -> Figure:
     """Draw one run, or several as mean and band; a notebook shows what is returned.
 
     One run: each turn's values, faint, their running mean, and a band of the deviation within nodes. Several: the mean
     of their running means, a band of the deviation between runs, and each of them, faint. A run of one turn has one
-    panel, because its return is its reward.
+    panel, because its return is its reward. ``rows`` are those of the running mean, see `smoothing`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    rows = rows or smoothing(runs)
     turns = sorted({turn for run in runs for turn in run.get("reward_mean", {})})
     kinds: list[Kind] = ["reward_mean"] if turns == [1] else ["reward_mean", "expected_return"]
     drawing = Figure(figsize=(7 if len(kinds) == 1 else 11, 4), layout="constrained")
@@ -148,4 +155,5 @@ def _finish(axes: Axes) -> None:
 
 def _title(drawing: Figure, runs: Sequence[Curves], rows: int) -> None:
     band = "deviation within nodes" if len(runs) == 1 else f"deviation of {len(runs)} runs"
-    drawing.suptitle(f"running mean over {rows} rows; band: {band}", fontsize=9, color="0.35")
+    mean = f"running mean over {rows} rows; " if rows > 1 else ""
+    drawing.suptitle(f"{mean}band: {band}", fontsize=9, color="0.35")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from itertools import islice
 
@@ -26,6 +27,14 @@ python -m mareinforce.fit --config FILE [--config OVERLAY ...] [--KEY VALUE ...]
   python -m mareinforce.fit --config runs/run_0001/config.yaml --ckpt_path last    (go on with a run)""",
     "validate": "python -m mareinforce.evaluate [--run RUN | --config FILE ...] [--KEY VALUE ...]",
 }
+_TITLES = {
+    "model": "Agents, rewards and functions",
+    "model.config": "The learning loop",
+    "data": "Rows to train on and to evaluate on",
+    "ckpt_path": "From a checkpoint",
+    "trainer": "Arguments of Lightning's Trainer",
+}
+"""What groups are called in the help, by their first key, which takes a file with the rest."""
 _QUOTED_NUMBER = re.compile(rf"(?P<key>--[^=]+=)?(?P<quote>[\"'])(?P<number>{NUMBER})(?P=quote)")
 
 
@@ -89,6 +98,28 @@ def add_own_arguments(parser: ArgumentParser) -> None:
         default=False,
         help="upload every agent at the end",
     )
+
+
+def arrange_help(parser: ArgumentParser) -> None:
+    """Say of every group what its keys are for, and of Lightning's Trainer their names alone, at the end.
+
+    Files for single groups, and help on single classes, are taken as ever, but not listed.
+    """
+    lightnings = []
+    for group in parser._action_groups:
+        keys = [action.dest for action in group._group_actions]
+        first = keys[0] if keys else ""
+        group.title = _TITLES.get(first, group.title)
+        for action in group._group_actions:
+            if action.dest == "ckpt_path":
+                action.help = 'what a run or an evaluation goes on from: a file, or "last": the newest of the runs'
+            elif first == "trainer" or action.dest in _TITLES or action.dest.endswith(".help"):
+                action.help = SUPPRESS
+        if first == "trainer":
+            names = [f"--{key}" for key in keys[1:] if not key.endswith(".help")]
+            group.description = f"As Lightning documents them: {', '.join(names)}."
+            lightnings.append(group)
+    parser._action_groups = [group for group in parser._action_groups if group not in lightnings] + lightnings
 
 
 def wandb_settings(settings: Namespace) -> WandbSettings:

@@ -129,6 +129,10 @@ def _bad_value(key: str, rest: str) -> MareinforceError:
         return _failed_import(key, given) or ConfigError(f"{key}={given}: {_callable_words(said)}")
     if "<class 'str'>" in expected and re.fullmatch(NUMBER, given):
         return ConfigError(f"{key}={given}: this is read as a number where text is wanted; put quotes around it.")
+    if key == "trainer.callbacks" and re.fullmatch(r"\w+", given):
+        homes = ("mareinforce.callbacks", "lightning.pytorch.callbacks")
+        names = [name for home in homes for name in importlib.import_module(home).__all__]
+        return ConfigError(f"{key}={given}: there is no such callback.{did_you_mean(given, names)}")
     wanted = [_WORDS.get(what) or _choices(what) for what in dict.fromkeys(expected)]
     choices = [word for what in wanted for word in what.split(" | ")]
     return ConfigError(f"{key}={given}: must be {' or '.join(wanted)}.{did_you_mean(given, choices)}")

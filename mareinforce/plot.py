@@ -2,7 +2,7 @@
 
 RUN            a run folder, or a metrics.csv; several, such as one a seed, are drawn as mean and band
 --out FILE     the picture; default: reward_curves.png in the run folder, or in the current one for several runs
---smooth ROWS  rows in the running mean; default 10
+--smooth ROWS  rows in the running mean; default: a tenth of a run's, 10 at most
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def command() -> None:
-        from mareinforce.curves import SMOOTHING, draw
+        from mareinforce.curves import draw
         from mareinforce.errors import ConfigError
 
         if {"--help", "-h"} & set(arguments):
@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = _Parser(add_help=False, allow_abbrev=False)
         parser.add_argument("runs", nargs="+", metavar="RUN", type=Path)
         parser.add_argument("--out", type=Path)
-        parser.add_argument("--smooth", type=int, default=SMOOTHING)
+        parser.add_argument("--smooth", type=int, default=None)
         given = parser.parse_args(arguments)
-        if given.smooth < 1:
+        if given.smooth is not None and given.smooth < 1:
             raise ConfigError(f"--smooth {given.smooth}: must be at least 1.")
         files = [metrics_file(run) for run in given.runs]
         out = given.out or (files[0].parent if len(files) == 1 else Path()) / PICTURE

@@ -16,7 +16,10 @@ _SILENCED = (
     r".*in eval mode at the start of training.*",  # dropout stays off, both in sampling and in scoring
     r".*GPU available but not used.*",  # whoever sets accelerator: cpu means it
 )
-_TIPS = ("💡 Tip", "TPU available", "GPU available: False", "`Trainer.fit` stopped: `max_epochs")
+_TIPS = (
+    "💡 Tip", "TPU available", "GPU available: False", "`Trainer.fit` stopped: `max_epochs",
+    "Detected KeyboardInterrupt", "Restoring states", "Restored all states",
+)  # fmt: skip
 
 
 @contextmanager
@@ -58,4 +61,4 @@ def quiet() -> Iterator[None]:
 
 
 def _not_a_tip(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_TIPS)
+    return not record.getMessage().lstrip().startswith(_TIPS)

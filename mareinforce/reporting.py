@@ -13,6 +13,8 @@ from mareinforce.errors import MareinforceError, UserCodeError
 from mareinforce.quiet import quiet
 
 FINISHED, FAILED, INTERRUPTED, TERMINATED = 0, 1, 130, 143
+BEFORE_TRAINING = "before training began: there is no run to go on with"
+"""What a command that trains was interrupted at; an argument of the KeyboardInterrupt."""
 _OURS = str(Path(__file__).parent)
 
 
@@ -31,8 +33,8 @@ def exit_status(command: Callable[[], None]) -> int:
         except _misconfiguration() as error:  # Lightning's word for a setting it cannot follow
             sys.stderr.write(f"error: trainer: {' '.join(str(error).split())}\n")
             return FAILED
-        except KeyboardInterrupt:
-            sys.stderr.write("interrupted\n")
+        except KeyboardInterrupt as stop:
+            sys.stderr.write(f"interrupted{' '.join(('', *map(str, stop.args)))}\n")
             return INTERRUPTED
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else FINISHED if stop.code is None else FAILED

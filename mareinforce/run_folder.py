@@ -59,17 +59,22 @@ def run_folder_of_rank(parent: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def discard_if_nothing_came(folder: Path) -> None:
-    """Remove a run folder with a config.yaml at most: its run was refused, or failed before anything was logged."""
+def discard_if_nothing_came(folder: Path) -> bool:
+    """Remove a run folder with a config.yaml at most: its run was refused, or failed before anything was logged.
+
+    Returns whether it was removed.
+    """
     if not folder.is_dir():
-        return
+        return False
     entries = list(folder.iterdir())
     empty = [entry for entry in entries if entry.is_dir() and not any(entry.iterdir())]
-    if {entry.name for entry in entries if entry not in empty} <= {CONFIG_FILE}:
-        for entry in empty:  # made ready for checkpoints
-            entry.rmdir()
-        (folder / CONFIG_FILE).unlink(missing_ok=True)
-        folder.rmdir()
+    if not {entry.name for entry in entries if entry not in empty} <= {CONFIG_FILE}:
+        return False
+    for entry in empty:  # made ready for checkpoints
+        entry.rmdir()
+    (folder / CONFIG_FILE).unlink(missing_ok=True)
+    folder.rmdir()
+    return True
 
 
 def run_number(folder: Path, kind: str = "run") -> int:

@@ -15,7 +15,14 @@ _ADAM_AND_GRADIENT = 12
 
 
 class RunHeader(L.Callback):
-    """Prints the header when training begins."""
+    """Prints the header when training begins.
+
+    Attributes:
+        printed: whether it has been.
+    """
+
+    def __init__(self) -> None:
+        self.printed = False
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         module: Any = pl_module
@@ -25,6 +32,7 @@ class RunHeader(L.Callback):
         if trainer.is_global_zero:
             print("\n".join(header(module.loaded_team(), module.config, module.agent_names())))
             print(f"run folder  {folder}{_how_far(module)}{_how_long(rows, trainer)}", flush=True)
+            self.printed = True
 
 
 def header(team: Team, config: MAGRPOConfig, names: list[str]) -> list[str]:

@@ -102,7 +102,10 @@ class WandbTracker(WandbLogger):
             import wandb
 
             self._is_ours = wandb.run is None
-            run = wandb.init(**self._wandb_init) if wandb.run is None else wandb.run
+            # offline there is no page to name, and what is left to say we have said; WANDB_QUIET=false says it all
+            terse = self.mode == "offline" and "WANDB_QUIET" not in os.environ
+            settings = wandb.Settings(quiet=True) if terse else wandb.Settings()
+            run = wandb.init(**self._wandb_init, settings=settings) if wandb.run is None else wandb.run
             run.define_metric(STEP)
             run.define_metric("*", step_metric=STEP)
             self._experiment = run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -621,3 +622,26 @@ def test_adapters_can_be_set_in_part_or_one_an_agent(folder: Path) -> None:
     first, second = parse("--model.lora", "[{r: 4}, null]").config["fit"].model.lora
     assert first.r == 4
     assert second is None
+
+
+def test_a_misspelt_callback_is_found(folder: Path, capsys) -> None:
+    status, said = main(capsys, "--trainer.callbacks+=TreeVeiw")
+    assert status == 1
+    assert said == "error: trainer.callbacks=TreeVeiw: there is no such callback. Did you mean 'TreeView'?\n"
+
+
+def test_interrupted_before_training_there_is_no_run_to_go_on_with(folder: Path, capsys, monkeypatch) -> None:
+    def interrupted(self: Any, *_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MareinforceCLI, "instantiate_classes", interrupted)
+    assert main(capsys) == (130, "interrupted before training began: there is no run to go on with\n")
+
+
+def test_help_lists_no_files_of_single_groups_and_names_the_trainers_arguments(folder: Path, capsys) -> None:
+    assert fit.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "\nAgents, rewards and functions:\n" in shown
+    assert "--trainer.max_time" in shown
+    assert not re.findall(r"^  --\S+(?:\.help| CONFIG  )", shown, flags=re.MULTILINE)
+    assert len(shown.splitlines()) < 450

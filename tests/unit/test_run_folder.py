@@ -55,10 +55,10 @@ def test_a_folder_with_a_configuration_at_most_is_discarded(tmp_path: Path, name
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
-    discard_if_nothing_came(folder)
+    assert discard_if_nothing_came(folder) != left
     assert folder.exists() == left
     assert all((folder / name).exists() for name in names if left)
-    discard_if_nothing_came(tmp_path / "none")  # was discarded already, or never was there
+    assert not discard_if_nothing_came(tmp_path / "none")  # was discarded already, or never was there
 
 
 def test_processes_at_once_get_a_folder_each(tmp_path: Path) -> None:
