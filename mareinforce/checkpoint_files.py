@@ -62,9 +62,9 @@ def remove_parts(folder: Path) -> None:
         left.unlink()
 
 
-def newest_checkpoint(parent: str | os.PathLike[str]) -> Path | None:
-    """The checkpoint last written in any run folder below `parent` that is whole, or None."""
-    found = sorted(Path(parent).glob(f"*/{FOLDER}/*.ckpt"), key=lambda path: (path.stat().st_mtime_ns, str(path)))
+def newest_checkpoint(parent: str | os.PathLike[str], runs: str = "*") -> Path | None:
+    """The checkpoint last written in any run folder below `parent` that is whole, or None. ``runs``: which folders."""
+    found = sorted(Path(parent).glob(f"{runs}/{FOLDER}/*.ckpt"), key=lambda path: (path.stat().st_mtime_ns, str(path)))
     return next((path for path in reversed(found) if zipfile.is_zipfile(path)), None)
 
 
@@ -74,8 +74,12 @@ def folder_of_run(checkpoint: str | None) -> Path | None:
     return Path(checkpoint or "").parent.parent if checkpoint and found.parent.name == FOLDER else None
 
 
-def checkpoint_to_resume(path: str | os.PathLike[str] | None, parent: str | os.PathLike[str], key: str) -> str | None:
+def checkpoint_to_resume(
+    path: str | os.PathLike[str] | None, parent: str | os.PathLike[str], key: str, run: Path | None = None
+) -> str | None:
     """The checkpoint file that is meant: ``path``, or for "last" the newest whole one below ``parent``.
+
+    With a ``run`` folder, "last" is that run's, whatever ran after it.
 
     Raises ConfigError, in the words of ``key`` and before a model loads, if it is not there, or is not one of ours.
     """
@@ -83,7 +87,9 @@ def checkpoint_to_resume(path: str | os.PathLike[str] | None, parent: str | os.P
         return None
     name = os.fspath(path)
     if name == "last":
-        newest = newest_checkpoint(parent)
+        newest = newest_checkpoint(parent) if run is None else newest_checkpoint(run.parent, run.name)
+        if newest is None and run is not None:
+            raise ConfigError(f"{key}=last: there is no whole checkpoint in {str(run)!r}, whose file was given.")
         if newest is None:
             raise ConfigError(f"{key}=last: there is no whole checkpoint in any run folder below {str(parent)!r}.")
         name = str(newest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import warnings
 from pathlib import Path
@@ -24,6 +25,7 @@ from mareinforce.csv_log import MetricsCSV
 from mareinforce.data.datamodule import RowsDataModule
 from mareinforce.ddp import TeamDDP
 from mareinforce.default_callbacks import default_callbacks
+from mareinforce.errors import ConfigError
 from mareinforce.eval_protocol import ProtocolEvaluation
 from mareinforce.hyperparameters import log_hyperparameters
 from mareinforce.module import MultiAgentReinforce
@@ -34,6 +36,7 @@ from mareinforce.own_arguments import (
     arrange_help,
     files_first,
     gives,
+    run_given,
     spelt,
     wandb_settings,
 )
@@ -147,6 +150,9 @@ class MareinforceCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse twice: what was given and nothing else, to check it, and then with the defaults and links."""
+        if not self._arguments:
+            raise ConfigError("give --config FILE, such as configs/quickstart.yaml; --help shows what there is.")
+        importlib.import_module("mareinforce.callbacks")  # so that the parser knows them by their bare names
         command, *others = spelt(args)
         arguments = [command, *files_first(others)]
         plain = self._plain_parser()
@@ -266,7 +272,8 @@ class MareinforceCLI(LightningCLI):
         return parser
 
     def _checkpoint(self, settings: Namespace) -> str | None:
-        return checkpoint_to_resume(settings.ckpt_path, settings.trainer.default_root_dir, "ckpt_path")
+        run = run_given(self._arguments)
+        return checkpoint_to_resume(settings.ckpt_path, settings.trainer.default_root_dir, "ckpt_path", run)
 
     def _training_arguments(self, arguments: Namespace) -> dict[str, Any]:
         settings = self.config[self.command]

@@ -154,6 +154,6 @@ def _finish(axes: Axes) -> None:
 
 
 def _title(drawing: Figure, runs: Sequence[Curves], rows: int) -> None:
-    band = "deviation within nodes" if len(runs) == 1 else f"deviation of {len(runs)} runs"
+    band = "deviation among the answers to a prompt" if len(runs) == 1 else f"deviation of {len(runs)} runs"
     mean = f"running mean over {rows} rows; " if rows > 1 else ""
     drawing.suptitle(f"{mean}band: {band}", fontsize=9, color="0.35")

@@ -32,9 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> None:
         if {"--help", "-h"} & set(arguments):
             print(__doc__)
-        from mareinforce.cli import MareinforceCLI
-        from mareinforce.eval_arguments import configuration_arguments
-        from mareinforce.quiet import plain_warnings
+        with importing():
+            from mareinforce.cli import MareinforceCLI
+            from mareinforce.eval_arguments import configuration_arguments
+            from mareinforce.quiet import plain_warnings
 
         to_stderr = contextlib.nullcontext() if asks else contextlib.redirect_stdout(sys.stderr)
         with plain_warnings(), to_stderr:
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if cli.trainer.is_global_zero:
             print(json.dumps(found(cli), indent=2))
 
-    from mareinforce.reporting import exit_status
+    from mareinforce.reporting import exit_status, importing
 
     return exit_status(command)
 

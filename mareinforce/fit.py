@@ -11,19 +11,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def command() -> None:
-        try:  # takes seconds
+        with importing():
             from mareinforce.cli import MareinforceCLI
             from mareinforce.quiet import plain_warnings
             from mareinforce.run_summary import print_summary
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(BEFORE_TRAINING) from None
 
         with plain_warnings():
             cli = MareinforceCLI("fit", arguments)
         if cli.trainer.is_global_zero and cli.run_folder is not None:
             print_summary(cli.run_folder)
 
-    from mareinforce.reporting import BEFORE_TRAINING, exit_status
+    from mareinforce.reporting import exit_status, importing
 
     return exit_status(command)
 

@@ -6,11 +6,13 @@ import re
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 
 from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
 from mareinforce.eval_protocol import EvalProtocol
 from mareinforce.parse_errors import NUMBER
+from mareinforce.run_folder import CONFIG_FILE, run_number
 from mareinforce.tracking import WandbSettings
 
 _CONFIG = ("--config", "-c")
@@ -46,6 +48,19 @@ def spelt(arguments: Sequence[str]) -> list[str]:
 
 def files_first(arguments: Sequence[str]) -> list[str]:
     """The configuration files, in their order, before all other arguments: those override files wherever they stand."""
+    files, others = _files_and_others(arguments)
+    return files + others
+
+
+def run_given(arguments: Sequence[str]) -> Path | None:
+    """The run folder whose own configuration is the last of those files that are a run's; None: none is."""
+    files, _ = _files_and_others(arguments)
+    places = [Path(file.removeprefix("--config=")) for file in files if file not in _CONFIG]
+    runs = [file.parent for file in places if file.name == CONFIG_FILE and run_number(file.absolute().parent)]
+    return runs[-1] if runs else None
+
+
+def _files_and_others(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     files: list[str] = []
     others: list[str] = []
     rest = iter(arguments)
@@ -56,7 +71,7 @@ def files_first(arguments: Sequence[str]) -> list[str]:
             files.append(argument)
         else:
             others.append(argument)
-    return files + others
+    return files, others
 
 
 def gives(arguments: Sequence[str], key: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -20,6 +21,11 @@ _NOT_ACCEPTED = (
     re.compile(r"Subcommand '(?P<group>)[^']+' does not accept option '(?P<key>[^']+)'"),
     re.compile(r"(?P<group>)Option '(?P<key>[^']+)' is not accepted"),
 )
+_NO_SWITCH = (
+    re.compile(r"argument --(?P<key>[\w-]+)/.*: invalid _boolean_type value: '(?P<value>[^']*)'"),
+    re.compile(r"Value not boolean: (?P<value>.*?)\.?$"),
+)
+"""Of the keys that are switches (`--wandb`, `--no-wandb`)."""
 _LINKED = (
     re.compile(r"argument .*?(?P<source>model\.\w+)\S* --> (?P<key>[\w.]+): "),
     re.compile(r'Linked "(?P<key>[^"]+)" must be given via "(?P<source>[\w.]+)'),
@@ -53,12 +59,19 @@ def explained(message: str, known: Sequence[str]) -> MareinforceError:
     text = message.strip()
     if found := _UNRECOGNIZED.match(text):
         argument = found["argument"]
+        if not argument.startswith("--") and argument.endswith((".yaml", ".yml")):
+            return ConfigError(f"{argument!r} on the command line belongs to no key. Did you mean --config {argument}?")
         if not argument.startswith("--"):
             return ConfigError(f"{argument!r} on the command line belongs to no key: write --KEY VALUE.")
         return _no_such_key(argument[2:].split("=")[0], known)
     for pattern in _NOT_ACCEPTED:
         if found := pattern.match(text):
             return _no_such_key(".".join(part for part in (found["group"], found["key"]) if part), known)
+    for pattern in _NO_SWITCH:
+        if found := pattern.search(text):
+            key = found.groupdict().get("key") or "wandb"
+            upload = " For a run that is uploaded later, set WANDB_MODE=offline beside it." if key == "wandb" else ""
+            return ConfigError(f"{key}={found['value']}: must be true or false.{upload}")
     for pattern in _LINKED:
         if found := pattern.match(text):
             return ConfigError(f"{found['key']} is set by {found['source']}: give {found['source']} instead.")
@@ -177,7 +190,14 @@ def _failed_import(key: str, dotted: str) -> UserCodeError | None:
 
 def _callable_words(reason: str) -> str:
     found = re.match(r"Type collections\.abc\.Callable\S* .*?expects a function or a callable class: (.*)", reason)
-    return f"this function cannot be found: {found[1]}" if found else reason
+    if found is None:
+        return reason
+    said = f"this function cannot be found: {found[1]}"
+    if missing := _NO_ATTRIBUTE.search(reason):
+        return f"{said}{did_you_mean(missing['name'], dir(importlib.import_module(missing['module'])))}"
+    if "No module named" in reason:
+        return f"{said.rstrip('.')}. Modules are also looked for in the current folder, {os.getcwd()}."
+    return said
 
 
 def _bullets(text: str) -> list[str]:

@@ -18,8 +18,10 @@ _SILENCED = (
 )
 _TIPS = (
     "💡 Tip", "TPU available", "GPU available: False", "`Trainer.fit` stopped: `max_epochs",
-    "Detected KeyboardInterrupt", "Restoring states", "Restored all states",
+    "Detected KeyboardInterrupt", "Restoring states", "Restored all states", "Seed set to",
 )  # fmt: skip
+
+_TALKERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
 
 
 @contextmanager
@@ -49,15 +51,17 @@ def plain_warnings() -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence those while inside."""
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    loggers = [logging.getLogger(name) for name in _TALKERS]
     with warnings.catch_warnings():
         for message in _SILENCED:
             warnings.filterwarnings("ignore", message=message)
-        logger.addFilter(_not_a_tip)
+        for logger in loggers:
+            logger.addFilter(_not_a_tip)
         try:
             yield
         finally:
-            logger.removeFilter(_not_a_tip)
+            for logger in loggers:
+                logger.removeFilter(_not_a_tip)
 
 
 def _not_a_tip(record: logging.LogRecord) -> bool:

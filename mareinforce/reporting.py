@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from mareinforce.errors import MareinforceError, UserCodeError
 from mareinforce.quiet import quiet
@@ -42,6 +45,28 @@ def exit_status(command: Callable[[], None]) -> int:
             traceback.print_exc()
             return FAILED
     return FINISHED
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """While libraries are imported, for seconds: SIGINT ends the process at once, and says that nothing has begun.
+
+    An exception in the middle of an import leaves modules half made, in which whatever comes next fails or crashes.
+    """
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, f"interrupted {BEFORE_TRAINING}\n".encode())
+    os._exit(INTERRUPTED)
 
 
 def _misconfiguration() -> type[Exception]:

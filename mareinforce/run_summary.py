@@ -15,9 +15,14 @@ from mareinforce.metrics import mean
 _REWARD = re.compile(r"turn_(\d+)/reward_mean")
 _SIGNAL = re.compile(r"turn_\d+/zero_signal_fraction")
 _STEPPED = re.compile(r"agent_\d+/stepped_fraction")
+_CUT = re.compile(r"agent_\d+/truncated_fraction")
 NOTHING_LEARNED = (
     "nothing was learned: all answers of every node earned the same (zero_signal_fraction is 1 throughout)"
 )
+FEWEST_ROWS = 3
+"""Rows at each end of a short run: one prompt's reward says more about the prompt than about what was learned."""
+MUCH_CUT = 0.9
+"""Share of answers cut at `max_new_tokens` from which that is said."""
 Row = Mapping[str, str]
 
 
@@ -32,7 +37,10 @@ def print_summary(folder: Path, console: Console | None = None) -> None:
 
 
 def summary(folder: Path) -> str:
-    """The run folder, after one line a turn: mean reward over the first and the last tenth of its rows."""
+    """The run folder, after one line a turn: mean reward over the first and the last tenth of its rows.
+
+    Of a short run these are `FEWEST_ROWS` rows, or half of all.
+    """
     return "\n".join([*turn_lines(folder / FILE_NAME), f"run folder: {folder}"])
 
 
@@ -46,7 +54,7 @@ def turn_lines(metrics: Path) -> list[str]:
             first, last, tenth, count = found
             values = f"{first:.4g}" if count == 1 else f"{first:.4g} -> {last:.4g}"
             lines.append(f"turn {turn} reward: {values} ({which_rows(tenth, count)})")
-    return [*lines, NOTHING_LEARNED] if nothing_was_learned(rows) else lines
+    return [*lines, *remarks(rows)]
 
 
 def summary_table(metrics: Path) -> Table:
@@ -64,13 +72,24 @@ def summary_table(metrics: Path) -> Table:
     found = {name: values for name, columns in lines.items() if (values := first_and_last(rows, columns))}
     tenth, count = next(((tenth, count) for *_, tenth, count in found.values()), (0, 0))
     caption = which_rows(tenth, count) if count == 1 else f"means over the {which_rows(tenth, count)}"
-    table = Table(caption=f"{caption}\n{NOTHING_LEARNED}" if nothing_was_learned(rows) else caption)
+    table = Table(caption="\n".join([caption, *remarks(rows)]))
     for column in ("", "value") if count == 1 else ("", "first", "last", "change"):
         table.add_column(column, justify="right" if column else "left")
     for name, (first, last, *_) in found.items():
         change = () if count == 1 else (f"{last:.4g}", f"{last - first:+.3g}")
         table.add_row(name, f"{first:.4g}", *change)
     return table
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """What there is to say of a run whose reward cannot have moved much, or not by what was learned."""
+    said = [NOTHING_LEARNED] if nothing_was_learned(rows) else []
+    cut = [float(value) for row in rows for name, value in row.items() if value and _CUT.fullmatch(name)]
+    if cut and mean(cut) >= MUCH_CUT:
+        said.append(
+            f"{mean(cut):.0%} of the answers were cut at max_new_tokens: with more room they may end by themselves"
+        )
+    return said
 
 
 def which_rows(tenth: int, count: int) -> str:
@@ -96,5 +115,5 @@ def first_and_last(rows: Sequence[Row], columns: Sequence[str]) -> tuple[float, 
     values = [mean([float(row[name]) for name in columns if row[name]]) for row in rows if any(map(row.get, columns))]
     if not values:
         return None
-    tenth = max(1, len(values) // 10)
+    tenth = max(1, len(values) // 10, min(FEWEST_ROWS, len(values) // 2))
     return mean(values[:tenth]), mean(values[-tenth:]), tenth, len(values)

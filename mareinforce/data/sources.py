@@ -134,8 +134,17 @@ def _json_rows(path: str) -> list[Any]:
     try:
         whole = json.loads(text)
     except json.JSONDecodeError:
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
+        if text.lstrip().startswith("["):
+            raise
+        return [_json_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     return whole if isinstance(whole, list) else [whole]
+
+
+def _json_line(number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
 
 
 def _from_json(files: dict[str, str], split: str) -> list[Any]:
@@ -161,10 +170,10 @@ def _from_files(reader: str, files: dict[str, str], split: str, key: str, source
             return datasets.load_dataset(reader, data_files=files, split=split, cache_dir=cache, keep_in_memory=True)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
         cause = error.__cause__ or error
-        raise DataError(
-            f"{key}: {source.path} (split {split}) cannot be read: {type(cause).__name__}: "
-            f"{str(cause).splitlines()[0] if str(cause) else 'no reason given'}. Splits: {', '.join(files)}."
-        ) from error
+        said = str(cause).splitlines()[0] if str(cause) else "no reason given"
+        reason = said if type(cause) is ValueError else f"{type(cause).__name__}: {said}"
+        splits = f" Splits: {', '.join(files)}." if source.split else ""
+        raise DataError(f"{key}: {source.path} cannot be read: {reason.rstrip('.')}.{splits}") from error
     finally:
         if shown:
             datasets.enable_progress_bars()

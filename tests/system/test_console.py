@@ -277,3 +277,26 @@ def test_what_has_no_name_is_said_to_have_none(tmp_path):
     assert saved["model"]["agents"] == ["<TableModel>", "<TableModel>"]
     assert saved["data"]["train"] == "<list of 2 rows>"
     assert saved["model"]["config"]["num_generations"] == 2
+
+
+def rows_file(folder, rewards, cut):
+    lines = [f"{step},{reward},{cut}" for step, reward in enumerate(rewards)]
+    (folder / "metrics.csv").write_text(
+        "\n".join(["step,turn_1/reward_mean,agent_0/truncated_fraction", *lines]) + "\n"
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [(1, "1 row"), (2, "first and last 1 of 2"), (5, "first and last 2 of 5"), (14, "first and last 3 of 14")],
+)
+def test_ends_of_a_short_run_are_a_few_rows(tmp_path, rows, said):
+    text = summary(rows_file(tmp_path, [1.0] * rows, 0.5))
+    assert said in text
+    assert "cut" not in text
+
+
+def test_that_nearly_all_answers_were_cut_is_said(tmp_path):
+    text = summary(rows_file(tmp_path, [1.0, 2.0], 0.95))
+    assert "95% of the answers were cut at max_new_tokens: with more room they may end by themselves\n" in text

@@ -154,3 +154,13 @@ def test_from_python_a_signal_leaves_a_checkpoint_too(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
     made.train(resume_from_checkpoint="last")
     assert len(metrics(made)) == 4
+
+
+@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.2, 1.6, 2.2])
+def test_while_libraries_are_imported_a_signal_ends_the_process_at_once(folder, seconds):
+    process = start(folder)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    code, errors = finish(process, timeout=60)
+    assert (code, errors) == (130, "interrupted before training began: there is no run to go on with\n")
+    assert not (folder / "runs").exists()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import wandb
 import yaml
 from lightning.pytorch import Trainer
@@ -24,6 +27,7 @@ from mareinforce.cli import MareinforceCLI
 from mareinforce.csv_log import MetricsCSV
 from mareinforce.ddp import TeamDDP
 from mareinforce.errors import ConfigError, MareinforceError, MareinforceWarning
+from mareinforce.own_arguments import run_given
 from mareinforce.parse_errors import nearest_key
 from mareinforce.progress import RunProgress
 from mareinforce.reporting import quiet
@@ -469,8 +473,10 @@ def test_a_key_like_no_other_gets_no_suggestion() -> None:
         (["--model.config.value_clip_range", "0.2"], "there is no critic"),
         (["--model.config.num_turns", "2"], "num_turns=2 needs external_transition"),
         (["--model.reward_func", "my_task.rewad"],
-         "model.reward_func=my_task.rewad: this function cannot be found: module 'my_task' has no attribute 'rewad'."),
-        (["--model.reward_func", "no_task.reward"], "cannot be found: No module named 'no_task'."),
+         "this function cannot be found: module 'my_task' has no attribute 'rewad'. Did you mean 'reward'?"),
+        (["--model.reward_func", "no_task.reward"], "cannot be found: No module named 'no_task'. Modules are also looked for in the current folder, /"),
+        (["--wandb", "offline"], "wandb=offline: must be true or false. For a run that is uploaded later, set WANDB_MODE"),
+        (["more.yaml"], "'more.yaml' on the command line belongs to no key. Did you mean --config more.yaml?"),
         (["--model.reward_func", "reward"], "model.reward_func=reward: must be a dotted path such as my_task.reward"),
         (["--model.config.num_turns"], "--model.config.num_turns: expected one argument"),
         (["train"], "'train' on the command line belongs to no key: write --KEY VALUE."),
@@ -645,3 +651,44 @@ def test_help_lists_no_files_of_single_groups_and_names_the_trainers_arguments(f
     assert "--trainer.max_time" in shown
     assert not re.findall(r"^  --\S+(?:\.help| CONFIG  )", shown, flags=re.MULTILINE)
     assert len(shown.splitlines()) < 450
+
+
+def test_callbacks_have_their_bare_names(folder: Path) -> None:
+    made = parse("--trainer.callbacks+=TreeView").trainer.callbacks
+    assert "TreeView" in [type(one).__name__ for one in made]
+
+
+def test_without_any_argument_a_file_is_asked_for(folder: Path, capsys) -> None:
+    assert fit.main([]) == 1
+    assert capsys.readouterr().err.startswith("error: give --config FILE")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "run"),
+    [
+        (["--config", "runs/run_0008/config.yaml", "--ckpt_path", "last"], "runs/run_0008"),
+        (["--config=runs/run_0008/config.yaml"], "runs/run_0008"),
+        (["--config", "runs/run_0008/config.yaml", "--config", "runs/run_0002/config.yaml"], "runs/run_0002"),
+        (["--config", "runs/run_0008/config.yaml", "--config", "overlay.yaml"], "runs/run_0008"),
+        (["--config", "configs/config.yaml"], None),
+        (["--config", "runs/run_0008/other.yaml"], None),
+    ],
+)
+def test_the_run_whose_own_configuration_is_given(arguments: list[str], run: str | None) -> None:
+    assert run_given(arguments) == (run and Path(run))
+
+
+def test_last_beside_a_runs_own_configuration_is_of_that_run(folder: Path, capsys) -> None:
+    for number, name in enumerate(("run_0001", "run_0002")):
+        place = folder / "runs" / name / "checkpoints" / "batch=1-updates=1.ckpt"
+        place.parent.mkdir(parents=True)
+        torch.save({"mareinforce": {}}, place)
+        os.utime(place, (number + 1, number + 1))
+        shutil.copy(folder / "recipe.yaml", folder / "runs" / name / "config.yaml")
+    (folder / "runs" / "run_0003").mkdir()
+    shutil.copy(folder / "recipe.yaml", folder / "runs" / "run_0003" / "config.yaml")
+    for config, run in [("runs/run_0001/config.yaml", "run_0001"), ("recipe.yaml", "run_0002")]:
+        made = build("--config", config, "--ckpt_path", "last")
+        assert made.run_folder == Path("runs") / run
+    assert fit.main(["--config", "runs/run_0003/config.yaml", "--ckpt_path", "last"]) == 1
+    assert "no whole checkpoint in 'runs/run_0003', whose file was given" in capsys.readouterr().err

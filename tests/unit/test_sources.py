@@ -122,6 +122,12 @@ def test_the_prompt_column_can_have_another_name():
     assert len(load_rows([{"question": "x"}], prompt_column="question")) == 1
 
 
+def test_a_bad_line_is_named(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n\n{"prompt" "b"}\n')
+    with pytest.raises(DataError, match=r"rows.jsonl cannot be read: line 3, column 11: Expecting ':' delimiter\.$"):
+        load_rows(Source(str(tmp_path / "rows.jsonl")))
+
+
 def test_a_file_that_is_no_json_is_refused(tmp_path):
     path = tmp_path / "broken.jsonl"
     path.write_text("{not json\n")
