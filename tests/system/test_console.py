@@ -202,11 +202,11 @@ def test_what_adapters_share_counts_once(tmp_path):
 
 
 def test_the_summary_compares_means_over_a_tenth_of_the_rows_that_have_a_value(tmp_path):
-    rewards = [1.0, 3.0, *[100.0] * 16, 5.0, 7.0]
-    lines = ["step,turn_1/reward_mean,eval/x", *(f"{step},{reward}," for step, reward in enumerate(rewards)), "20,,1"]
+    rewards = [1.0, 3.0, *[2.0] * 2, *[100.0] * 32, *[6.0] * 2, 5.0, 7.0]
+    lines = ["step,turn_1/reward_mean,eval/x", *(f"{step},{reward}," for step, reward in enumerate(rewards)), "40,,1"]
     (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
     assert (
-        summary(tmp_path) == f"turn 1 reward: 2 -> 6 (first and last 2 of 20 rows of metrics)\nrun folder: {tmp_path}"
+        summary(tmp_path) == f"turn 1 reward: 2 -> 6 (first and last 4 of 40 rows of metrics)\nrun folder: {tmp_path}"
     )
     assert first_and_last([{"a": "1"}, {"a": ""}, {"a": "2"}], ["a"]) == (1, 2, 1, 2)
     assert first_and_last([{"a": ""}], ["a"]) is None
@@ -220,7 +220,7 @@ def test_the_table_has_every_turn_and_what_agents_do(tmp_path, capsys):
     shown = re.sub(rf"{ESCAPE}\[[\d;]*m", "", written(out))
     for line in ("turn 1 reward", "turn 2 reward", "turn 1 return", "entropy, nats a token", "tokens an answer"):
         assert line in shown
-    assert "means over the first and last 1 of 6 rows of metrics" in shown
+    assert "means over the first and last 3 of 6 rows of metrics" in shown
     assert capsys.readouterr().out.splitlines()[-1] == f"run folder: {made.run_folder}"
     assert summary_table(made.run_folder / "metrics.csv").row_count == 7
 
@@ -249,7 +249,8 @@ def test_a_run_from_python_says_where_it_is_and_what_was_trained(tmp_path, capsy
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in out[:4]] == ["agents", "parameters", "rollouts", "memory"]
     assert out[4] == f"run folder  {made.run_folder}; 2 rows, 1 epoch"
-    assert out[-2] == "turn 1 reward: 0.5 -> 0.5 (first and last 1 of 2 rows of metrics)"
+    assert out[-3] == "turn 1 reward: 0.5 -> 0.5 (first and last 1 of 2 rows of metrics)"
+    assert out[-2].startswith("100% of the answers were cut at max_new_tokens")
     assert out[-1] == f"run folder: {made.run_folder}"
 
 
@@ -280,10 +281,9 @@ def test_what_has_no_name_is_said_to_have_none(tmp_path):
 
 
 def rows_file(folder, rewards, cut):
-    lines = [f"{step},{reward},{cut}" for step, reward in enumerate(rewards)]
-    (folder / "metrics.csv").write_text(
-        "\n".join(["step,turn_1/reward_mean,agent_0/truncated_fraction", *lines]) + "\n"
-    )
+    columns = "step,turn_1/reward_mean,agent_0/truncated_fraction"
+    lines = [columns, *(f"{step},{reward},{cut}" for step, reward in enumerate(rewards))]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
     return folder
 
 
