@@ -74,10 +74,10 @@ def test_a_run_from_the_command_line(folder: Path) -> None:
     assert re.search(r"Warning|\.py:\d+: ", done.stderr) is None, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "agents", "parameters", "rollouts", "memory", "run", "turn", "run"
+        "agents", "parameters", "rollouts", "memory", "run", "turn", "100%", "run"
     ]  # fmt: skip
     assert sum(line.startswith(("epoch ", "evaluation, epoch ")) for line in done.stderr.splitlines()) == 10
-    turn, place = done.stdout.splitlines()[-2:]
+    turn, _, place = done.stdout.splitlines()[-3:]
     assert turn.startswith("turn 1 reward: ")
     assert turn.endswith("(first and last 1 of 6 rows of metrics)")
     assert place == "run folder: runs/run_0001"

@@ -96,14 +96,14 @@ def test_hyperparameters_write_nothing_and_folders_are_the_run_folder(tmp_path: 
     assert log.log_dir == log.save_dir == str(tmp_path)
 
 
-def test_summary_compares_the_first_and_the_last_tenth_of_the_rows(tmp_path: Path) -> None:
+def test_summary_compares_the_first_and_the_last_rows(tmp_path: Path) -> None:
     log = MetricsCSV(tmp_path)
     for number in range(20):
         log.log_metrics({"turn_1/reward_mean": float(number)}, step=number)
         log.log_metrics({"eval/turn_1/reward_mean": 100.0}, step=number)
     log.log_metrics({"turn_2/reward_mean": 7.0}, step=20)
     assert turn_lines(log.path) == [
-        "turn 1 reward: 0.5 -> 18.5 (first and last 2 of 20 rows of metrics)",
+        "turn 1 reward: 1 -> 18 (first and last 3 of 20 rows of metrics)",
         "turn 2 reward: 7 (1 row of metrics)",
     ]
     assert summary(tmp_path).splitlines()[-1] == f"run folder: {tmp_path}"
