@@ -99,6 +99,13 @@ def without_shared_prefixes() -> None:
     node_scoring.can_share_prefixes = lambda model: False
 
 
+def without_sparse_lookups() -> None:
+    """A second dense gradient where the head is tied to the embeddings."""
+    from mareinforce.agents import node_scoring, scoring
+
+    node_scoring.sparse_lookups = scoring.sparse_lookups = contextlib.nullcontext
+
+
 def without_fused_optimizer() -> None:
     """AdamW weight by weight."""
     from mareinforce import optim
@@ -126,7 +133,7 @@ def without_joint_passes() -> None:
 TECHNIQUES = {
     "own_loop": without_own_loop, "packed_weights": without_packed_weights,
     "adapters_side_by_side": without_adapters_side_by_side, "shared_prefixes": without_shared_prefixes,
-    "joint_passes": without_joint_passes,
+    "joint_passes": without_joint_passes, "sparse_lookups": without_sparse_lookups,
     "chunked_scores": without_chunked_scores, "fused_optimizer": without_fused_optimizer,
 }  # fmt: skip
 """What can be left out, to see what it is worth."""
@@ -241,18 +248,13 @@ def measure(workload: Workload, options: argparse.Namespace) -> dict[str, Any]:
             "rollout_buffer_size": 1, "agent_learning_rate": 1e-3, "lr_schedule": "linear", "warmup_updates": 30,
             "max_grad_norm": 1.0,
         }  # fmt: skip
-    config = MAGRPOConfig(
-        num_agents=workload.agents,
-        num_turns=workload.turns,
-        num_train_epochs=1,
-        num_generations=workload.generations,
-        max_new_tokens=workload.tokens,
-        joint_mode=workload.joint,
-        early_termination_threshold=None,
-        eval_interval=0,
-        reference_kl_enabled=options.kl,
-        **work | {name: json.loads(value) for name, value in (pair.split("=", 1) for pair in options.set)},
-    )
+    fields: dict[str, Any] = {
+        "num_agents": workload.agents, "num_turns": workload.turns, "num_train_epochs": 1,
+        "num_generations": workload.generations, "max_new_tokens": workload.tokens, "joint_mode": workload.joint,
+        "early_termination_threshold": None, "eval_interval": 0, "reference_kl_enabled": options.kl,
+    }  # fmt: skip
+    given = {name: json.loads(value) for name, value in (pair.split("=", 1) for pair in options.set)}
+    config = MAGRPOConfig(**fields | work | given)
     lora = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
     watch, steps = Stopwatch(), StepTimes()
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):

@@ -79,7 +79,7 @@ def test_a_run_from_the_command_line(folder: Path) -> None:
     assert sum(line.startswith(("epoch ", "evaluation, epoch ")) for line in done.stderr.splitlines()) == 10
     turn, _, place = done.stdout.splitlines()[-3:]
     assert turn.startswith("turn 1 reward: ")
-    assert turn.endswith("(first and last 1 of 6 rows of metrics)")
+    assert turn.endswith("(first and last 3 of 6 rows of metrics)")
     assert place == "run folder: runs/run_0001"
     run = folder / "runs" / "run_0001"
     trained = [row for row in rows(run) if row["turn_1/reward_mean"]]
