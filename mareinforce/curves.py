@@ -21,6 +21,8 @@ SMOOTHING = 10
 """Rows in the running mean of a long run; of a short one, a tenth of its rows."""
 GRID = 400
 """Points at which several runs are compared."""
+STYLES = ("-", "--", ":", "-.")
+"""Of the lines of several runs."""
 Kind = Literal["reward_mean", "expected_return"]
 LABELS: dict[Kind, str] = {"reward_mean": "mean reward", "expected_return": "expected return"}
 _SPREADS: dict[Kind, str] = {"reward_mean": "reward_std", "expected_return": "expected_return_std"}
@@ -93,19 +95,20 @@ def together(curves: Sequence[Curve], rows: int = SMOOTHING) -> tuple[Floats, Fl
     return grid, values.mean(axis=0), values.std(axis=0)
 
 
-def draw(runs: Sequence[Curves], path: Path, rows: int | None = None) -> None:
+def draw(runs: Sequence[Curves], path: Path, rows: int | None = None, names: Sequence[str] = ()) -> None:
     """Draw one run, or several as mean and band (see `figure`), into a PNG that appears whole."""
     aside = path.with_name(f".{path.name}")
-    figure(runs, rows).savefig(aside, dpi=130, format="png")
+    figure(runs, rows, names).savefig(aside, dpi=130, format="png")
     os.replace(aside, path)
 
 
-def figure(runs: Sequence[Curves], rows: int | None = None) -> Figure:
+def figure(runs: Sequence[Curves], rows: int | None = None, names: Sequence[str] = ()) -> Figure:
     """Draw one run, or several as mean and band; a notebook shows what is returned.
 
     One run: each turn's values, faint, their running mean, and a band of the deviation within nodes. Several: the mean
     of their running means, a band of the deviation between runs, and each of them, faint. A run of one turn has one
-    panel, because its return is its reward. ``rows`` are those of the running mean, see `smoothing`.
+    panel, because its return is its reward. ``rows`` are those of the running mean, see `smoothing`;
+    ``names`` those of several runs in the legend.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -117,11 +120,13 @@ def figure(runs: Sequence[Curves], rows: int | None = None) -> Figure:
     FigureCanvasAgg(drawing)
     for axes, kind in zip(drawing.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
         for index, turn in enumerate(turns):
-            having = [run[kind][turn] for run in runs if turn in run.get(kind, {})]
+            having = [place for place, run in enumerate(runs) if turn in run.get(kind, {})]
+            curves = [runs[place][kind][turn] for place in having]
             if len(runs) == 1:
-                _draw_one(axes, having[0], f"turn {turn}", f"C{index}", rows)
-            elif having:
-                _draw_several(axes, having, f"turn {turn}", f"C{index}", rows)
+                _draw_one(axes, curves[0], f"turn {turn}", f"C{index}", rows)
+            elif curves:
+                called = [names[place] if names and index == 0 else None for place in having]
+                _draw_several(axes, curves, called, f"turn {turn}", f"C{index}", rows)
         axes.set_ylabel(LABELS[kind])
         _finish(axes)
     _title(drawing, runs, rows)
@@ -137,9 +142,13 @@ def _draw_one(axes: Axes, curve: Curve, label: str, colour: str, rows: int) -> N
     axes.plot(smooth.steps, smooth.values, color=colour, label=label, linewidth=1.8, **alone)  # type: ignore[arg-type]
 
 
-def _draw_several(axes: Axes, curves: Sequence[Curve], label: str, colour: str, rows: int) -> None:
-    for curve in curves:
-        axes.plot(curve.steps, curve.smooth(rows).values, color=colour, alpha=0.3, linewidth=0.7)
+def _draw_several(
+    axes: Axes, curves: Sequence[Curve], names: Sequence[str | None], label: str, colour: str, rows: int
+) -> None:
+    for index, (curve, name) in enumerate(zip(curves, names, strict=True)):
+        style = STYLES[index % len(STYLES)]
+        values = curve.smooth(rows).values
+        axes.plot(curve.steps, values, style, color=colour, alpha=0.5, linewidth=0.7, label=name)
     steps, mean, deviation = together(curves, rows)
     axes.fill_between(steps, mean - deviation, mean + deviation, color=colour, alpha=0.2, linewidth=0)
     alone = {"marker": "o"} if len(steps) == 1 else {}

@@ -69,9 +69,11 @@ def explained(message: str, known: Sequence[str]) -> MareinforceError:
             return _no_such_key(".".join(part for part in (found["group"], found["key"]) if part), known)
     for pattern in _NO_SWITCH:
         if found := pattern.search(text):
-            key = found.groupdict().get("key") or "wandb"
-            upload = " For a run that is uploaded later, set WANDB_MODE=offline beside it." if key == "wandb" else ""
-            return ConfigError(f"{key}={found['value']}: must be true or false.{upload}")
+            key, value = found.groupdict().get("key") or "wandb (or wandb_save_models)", found["value"]
+            upload = (
+                " For a run that is uploaded later, set WANDB_MODE=offline beside it." if value == "offline" else ""
+            )
+            return ConfigError(f"{key}={value}: must be true or false.{upload}")
     for pattern in _LINKED:
         if found := pattern.match(text):
             return ConfigError(f"{found['key']} is set by {found['source']}: give {found['source']} instead.")

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"--out {out}: must end with .png.")
         curves = [curves_of(file) for file in files]
         out.parent.mkdir(parents=True, exist_ok=True)
-        draw(curves, out, given.smooth)
+        draw(curves, out, given.smooth, [str(run) for run in given.runs])
         print(out)
 
     from mareinforce.reporting import exit_status

@@ -694,3 +694,8 @@ def test_last_beside_a_runs_own_configuration_is_of_that_run(folder: Path, capsy
         assert made.run_folder == Path("runs") / run
     assert fit.main(["--config", "runs/run_0003/config.yaml", "--ckpt_path", "last"]) == 1
     assert "no whole checkpoint in 'runs/run_0003', whose file was given" in capsys.readouterr().err
+
+
+def test_a_switch_of_a_file_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^wandb \(or wandb_save_models\)=maybe: must be true or false\.$"):
+        parse(text="wandb: maybe")

@@ -73,6 +73,14 @@ class TestCurves:
         assert thick.get_ydata().tolist() == curves["reward_mean"][1].smooth(2).values
         assert thick.get_label() == "turn 1"
 
+    def test_several_runs_are_told_apart_in_the_legend(self, tmp_path):
+        runs = [read_curves(_rows(run_folder(tmp_path / name, 0.5, 0.75, turns=2))) for name in ("a", "b")]
+        for axes in figure(runs, names=["runs/a", "runs/b"]).axes:
+            shown = [text.get_text() for text in axes.get_legend().get_texts()]
+            assert shown == ["runs/a", "runs/b", "turn 1", "turn 2"]
+            styles = {line.get_label(): line.get_linestyle() for line in axes.lines}
+            assert styles["runs/a"] != styles["runs/b"]
+
 
 def _rows(folder):
     from mareinforce.csv_log import read_metrics
