@@ -187,7 +187,7 @@ COLUMNS = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").rea
 FIELDS = {field.name for field in dataclasses.fields(MAGRPOConfig)}
 OTHERS = {
     "--help", "--print_config", "--trainer.default_root_dir", "WANDB_MODE=online", "_step", "agents/", "env_step",
-    "error:", "last", "memory", "metrics.csv", "model.agents", "model.external_transition", "model.formatters",
+    "config.yaml", "error:", "last", "memory", "metrics.csv", "model.agents", "model.external_transition", "model.formatters",
     "model.lora", "model.share_policy", "model.trainable", "monitor", "scale", "stop_branch", "wandb sync",
     "RewardProcessors",
     "TeamCheckpoint", "model.config", "python -m mareinforce.plot",
