@@ -187,9 +187,9 @@ COLUMNS = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").rea
 FIELDS = {field.name for field in dataclasses.fields(MAGRPOConfig)}
 OTHERS = {
     "--help", "--print_config", "--trainer.default_root_dir", "WANDB_MODE=online", "_step", "agents/", "env_step",
-    "config.yaml", "error:", "last", "memory", "metrics.csv", "model.agents", "model.external_transition", "model.formatters",
+    "config.yaml", "error:", "last", "memory", "metrics.csv", "model.agents", "model.external_transition",
     "model.lora", "model.share_policy", "model.trainable", "monitor", "scale", "stop_branch", "wandb sync",
-    "RewardProcessors",
+    "RewardProcessors", "model.formatters",
     "TeamCheckpoint", "model.config", "python -m mareinforce.plot",
     "python -m mareinforce.evaluate --run runs/run_0001 --replace agent_1=tiny-story",
 }  # fmt: skip
