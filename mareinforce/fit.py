@@ -11,7 +11,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def command() -> None:
-        with importing():
+        with importing(BEFORE_TRAINING):
             from mareinforce.cli import MareinforceCLI
             from mareinforce.quiet import plain_warnings
             from mareinforce.run_summary import print_summary
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if cli.trainer.is_global_zero and cli.run_folder is not None:
             print_summary(cli.run_folder)
 
-    from mareinforce.reporting import exit_status, importing
+    from mareinforce.reporting import BEFORE_TRAINING, exit_status, importing
 
     return exit_status(command)
 

@@ -48,8 +48,8 @@ def exit_status(command: Callable[[], None]) -> int:
 
 
 @contextmanager
-def importing() -> Iterator[None]:
-    """While libraries are imported, for seconds: SIGINT ends the process at once, and says that nothing has begun.
+def importing(begun: str = "") -> Iterator[None]:
+    """While libraries are imported, for seconds: SIGINT ends the process at once, and says how far it was (`begun`).
 
     An exception in the middle of an import leaves modules half made, in which whatever comes next fails or crashes.
     """
@@ -57,16 +57,16 @@ def importing() -> Iterator[None]:
     if not usual or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, _leave)
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        os.write(2, f"{' '.join(('interrupted', begun)).rstrip()}\n".encode())
+        os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, leave)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    os.write(2, f"interrupted {BEFORE_TRAINING}\n".encode())
-    os._exit(INTERRUPTED)
 
 
 def _misconfiguration() -> type[Exception]:

@@ -156,9 +156,13 @@ def test_from_python_a_signal_leaves_a_checkpoint_too(tmp_path):
     assert len(metrics(made)) == 4
 
 
-@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.2, 1.6, 2.2])
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process has loaded is told in /proc")
+@pytest.mark.parametrize("seconds", [0, 0.2, 0.5, 0.8])
 def test_while_libraries_are_imported_a_signal_ends_the_process_at_once(folder, seconds):
     process = start(folder)
+    maps = Path(f"/proc/{process.pid}/maps")
+    while "libtorch" not in maps.read_text():  # the import of torch has begun, whatever the load of the machine
+        time.sleep(0.02)
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     code, errors = finish(process, timeout=60)
