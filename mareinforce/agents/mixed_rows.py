@@ -15,8 +15,6 @@ from peft.tuners.lora.layer import Linear, LoraLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
-from mareinforce.agents.modes import every_module
-
 Ranks = tuple[tuple[str, int], ...]
 """Adapters of a layer and their ranks, in the order in which the layer holds them."""
 
@@ -46,7 +44,7 @@ def fit_side_by_side(network: PeftModel) -> bool:
 
     peft's own way serves all others. It asks every layer again which rows are whose, and copies them.
     """
-    modules = every_module(network)
+    modules = list(network.modules())
     if any(isinstance(module, AuxiliaryTrainingWrapper) for module in modules):
         return False
     layers: list[Any] = [module for module in modules if isinstance(module, LoraLayer)]
@@ -58,7 +56,7 @@ def fit_side_by_side(network: PeftModel) -> bool:
 @contextmanager
 def side_by_side(network: PeftModel, mixture: Mixture) -> Iterator[nn.Module]:
     """The plain model inside, whose adapted layers send each row through its own adapter, without gradients."""
-    layers: list[Any] = [module for module in every_module(network) if isinstance(module, LoraLayer)]
+    layers: list[Any] = [module for module in network.modules() if isinstance(module, LoraLayer)]
     for layer in layers:
         layer.forward = _forward(layer, mixture)
     try:

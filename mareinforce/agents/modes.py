@@ -22,7 +22,7 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
     training mode only, so these layers, and nothing inside of them, stay in it while gradients are recorded (see
     `recompute_alike`).
     """
-    flags = [(module, module.training) for module in every_module(model)]
+    flags = [(module, module.training) for module in model.modules()]
     recording = torch.is_grad_enabled()
     for module, training in flags:
         recomputes = recording and isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
@@ -63,21 +63,6 @@ def _tied_embeddings(model: Any) -> nn.Embedding | None:
     embeddings, head = typed.get_input_embeddings(), typed.get_output_embeddings()
     tied = type(embeddings) is nn.Embedding and head is not None and head.weight is embeddings.weight
     return embeddings if tied else None
-
-
-def every_module(model: nn.Module) -> list[nn.Module]:
-    """The model and all modules inside of it, each once.
-
-    As ``model.modules()``, which takes tens of milliseconds for a model with adapters: too long for every pass.
-    """
-    found = {model: None}
-    unseen = [model]
-    while unseen:
-        for child in unseen.pop()._modules.values():
-            if child is not None and child not in found:
-                found[child] = None
-                unseen.append(child)
-    return list(found)
 
 
 def recompute_alike(model: nn.Module) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from typing import NamedTuple, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,6 @@ from mareinforce.algorithms.masking import counts_mask
 
 PAYS_BELOW = 0.9
 """Prefixes are shared where that takes less than this share of the arithmetic: a mask of blocks costs a little too."""
-
-_SIZES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-"""Numbers in the weights of models that were asked about: counting takes milliseconds."""
 
 
 class Told(NamedTuple):
@@ -90,9 +86,7 @@ def _work(model: nn.Module, rows: int, width: int) -> float:
     """Multiplications of a forward over ``rows`` of ``width`` tokens: each token meets every weight, and in every layer
     each token of its row."""
     config = cast(PreTrainedModel, model).config.get_text_config()
-    if model not in _SIZES:
-        _SIZES[model] = sum(weight.numel() for weight in model.parameters())
-    weights = _SIZES[model] - config.vocab_size * config.hidden_size
+    weights = sum(weight.numel() for weight in model.parameters()) - config.vocab_size * config.hidden_size
     met = weights + 2.0 * width * config.hidden_size * config.num_hidden_layers
     return float(rows * width * met)
 

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mareinforce.agents.modes import every_module
-
 FEWEST_TOKENS = 16
 """New tokens from which laying out pays."""
 FEWEST_ROWS, MOST_ROWS = 3, 256
@@ -44,7 +42,7 @@ class PackedWeights:
     """
 
     def __init__(self, network: nn.Module, new_tokens: int) -> None:
-        found = every_module(network) if new_tokens >= FEWEST_TOKENS and available() else []
+        found = list(network.modules()) if new_tokens >= FEWEST_TOKENS and available() else []
         self._layers: list[Any] = [layer for layer in found if _is_packable(layer)]
         self._rows = 0
 
