@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -12,6 +13,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> None:
         with importing(BEFORE_TRAINING):
+            if any(argument.startswith("--wandb") for argument in arguments):
+                # its classes are built from their source, which Python seeks through all modules: 1 s if it is last
+                import_module("wandb.apis.public")
+
             from mareinforce.cli import MareinforceCLI
             from mareinforce.quiet import plain_warnings
             from mareinforce.run_summary import print_summary

@@ -22,6 +22,7 @@ VERSION = 1
 FILE_NAME = "rollouts.jsonl"
 Record = dict[str, Any]
 """A line's fields."""
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str)
 
 COLUMNS: dict[str, Any] = {
     "version": "int64", "env_step": "int64", "epoch": "int64", "batch": "int64", "row": "int64", "path": "string",
@@ -49,6 +50,9 @@ def completion_records(
         node = nodes[sample.env_step]
         answers = node.answers[sample.agent]
         assert answers is not None, "an idle agent has no sample"
+        returns, advantages = sample.returns.tolist(), sample.advantages.tolist()
+        kl = None if sample.kl is None else sample.kl.k3.tolist()
+        kl_penalty = None if sample.kl_penalty is None else sample.kl_penalty.tolist()
         for i, (k, completion) in enumerate(zip(sample.ks or count(), sample.completions, strict=False)):
             joint = [j for j, action in enumerate(node.joint_actions) if action[sample.agent] == k]
             yield {
@@ -67,10 +71,10 @@ def completion_records(
                 "ended": completion.ended,
                 "tokens": len(completion.ids),
                 **(_earned_in_all(node, joint) if joint_mode == "cross" else _earned(node, joint[0])),
-                "return": float(sample.returns[i]),
-                "kl": None if sample.kl is None else float(sample.kl.k3[i]),
-                "kl_penalty": None if sample.kl_penalty is None else float(sample.kl_penalty[i]),
-                "advantage": float(sample.advantages[i]),
+                "return": returns[i],
+                "kl": None if kl is None else kl[i],
+                "kl_penalty": None if kl_penalty is None else kl_penalty[i],
+                "advantage": advantages[i],
                 "behaviour_logprob": float(completion.logprobs.double().sum()),
                 "policy_version": sample.policy_version,
             }
@@ -92,7 +96,10 @@ def _earned_in_all(node: Node, joint: list[int]) -> Record:
 
 def as_line(record: Record) -> bytes:
     """A record as one line of strict JSON in UTF-8, its newline included."""
-    text = json.dumps(_json_value(record), ensure_ascii=False, allow_nan=False)
+    try:
+        text = _JSON.encode(record)
+    except (TypeError, ValueError):  # what JSON cannot hold is looked for where there is some
+        text = _JSON.encode(_json_value(record))
     # half of a surrogate pair has no UTF-8; as the escape \udXXX it is JSON
     return (text + "\n").encode("utf-8", "backslashreplace")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import netrc
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +21,7 @@ from mareinforce.errors import ConfigError, did_you_mean
 
 STEP = "env_step"
 """The x axis."""
+_SECONDS_BETWEEN = 1.0
 _OFFLINE = ("offline", "dryrun")
 _NO_KEY = "there is no W&B key here (WANDB_API_KEY, or what `wandb login` stores)"
 
@@ -63,7 +66,8 @@ class WandbTracker(WandbLogger):
     """Lightning's W&B logger with environment steps as the x axis, which never go back.
 
     A resumed run goes on with the run of its checkpoint. Rows that a killed run had sent after that checkpoint are not
-    sent twice, and nothing is sent for a step that lies before them.
+    sent twice, and nothing is sent for a step that lies before them. Rows are handed over once a second, since handing
+    over waits for W&B's process; those of the last second are lost where ours is killed.
 
     Args:
         settings: what was asked for.
@@ -92,6 +96,8 @@ class WandbTracker(WandbLogger):
         self._is_ours = False
         self._sent = _rows_sent(folder) if goes_on else []
         self._at = self._sent[-1][0] if self._sent else 0  # the step of the row sent last
+        self._waiting: list[dict[str, Any]] = []
+        self._handed_over = -math.inf  # time.monotonic
         self._first_row = goes_on["rows"] + self._at if goes_on and self.mode == "offline" else None
 
     @property
@@ -109,6 +115,11 @@ class WandbTracker(WandbLogger):
             run.define_metric(STEP)
             run.define_metric("*", step_metric=STEP)
             self._experiment = run
+        # whoever asks for the run, to log a table or to end it, comes after the rows that wait
+        waiting, self._waiting = self._waiting, []
+        for row in waiting:
+            first_row, self._first_row = self._first_row, None
+            self._experiment.log(row, step=first_row, commit=True)
         return self._experiment
 
     @rank_zero_only
@@ -117,8 +128,10 @@ class WandbTracker(WandbLogger):
         if step is not None and self._was_sent(metrics, step):
             return
         self._at = max(self._at, step or 0)
-        first_row, self._first_row = self._first_row, None
-        self.experiment.log({**metrics, STEP: self._at}, step=first_row, commit=True)
+        self._waiting.append({**metrics, STEP: self._at})
+        if time.monotonic() - self._handed_over >= _SECONDS_BETWEEN:
+            _ = self.experiment
+            self._handed_over = time.monotonic()
 
     @rank_zero_only
     def log_agents(self, folder: Path) -> None:
@@ -132,14 +145,16 @@ class WandbTracker(WandbLogger):
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint keeps: which run this is, and how many rows it had."""
-        rows = getattr(self._experiment, "step", 0)
+        rows = 0 if self._experiment is None else self.experiment.step
         return {"id": self.version, "rows": rows}
 
     @rank_zero_only
     def close(self, exit_status: int = 0) -> None:
         """End the run, if this began it."""
-        if self._experiment is not None and self._is_ours:
-            self._experiment.finish(exit_code=exit_status)
+        if self._experiment is not None:
+            run = self.experiment
+            if self._is_ours:
+                run.finish(exit_code=exit_status)
 
     def _was_sent(self, metrics: Mapping[str, Any], step: int) -> bool:
         """Does a resumed run say again what the run it goes on from had said?"""

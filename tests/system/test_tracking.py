@@ -177,6 +177,25 @@ def test_rows_of_others_stand_at_the_step_of_the_row_before(tmp_path):
     assert [row["env_step"] for row in run.history] == [6, 6, 6, 12]
 
 
+def test_rows_are_handed_over_once_a_second_and_before_anything_else_asks_for_the_run(tmp_path, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("mareinforce.tracking.time.monotonic", lambda: now)
+    tracker = WandbTracker(WandbSettings(offline=True), tmp_path)
+    handed_over = []
+    for step in range(1, 5):
+        tracker.log_metrics({"ours": 1.0}, step)
+        handed_over.append(tracker.record()["rows"] if step == 4 else tracker._experiment.step)
+        now += 0.3
+    assert handed_over == [1, 1, 1, 4]
+    now += 0.7
+    tracker.log_metrics({"ours": 1.0}, 5)
+    assert tracker._experiment.step == 5
+    tracker.log_metrics({"ours": 1.0}, 6)
+    tracker.close()
+    (run,) = offline_runs(tmp_path)
+    assert [row["env_step"] for row in run.history] == [1, 2, 3, 4, 5, 6]
+
+
 def test_final_agents_go_up_as_artifacts_on_request(tmp_path):
     made = train(tmp_path / "asked", wandb_config={"offline": True, "save_models": True}, **TWO_TURNS)
     run = only_run(made)

@@ -143,6 +143,22 @@ def test_importing_the_package_imports_nothing_heavy():
     assert run.stdout.strip() == "[]"
 
 
+def test_where_it_is_asked_for_the_client_of_wandb_is_imported_before_the_libraries_that_make_its_import_slow():
+    program = (
+        "import sys; from mareinforce.fit import main; status = main(sys.argv[1:]); loaded = list(sys.modules); "
+        "print('\\n', status, 'wandb.apis.public' in loaded, loaded.index('torch') > loaded.index('wandb'))"
+        " if 'wandb' in loaded else print('\\n', status, 'no wandb')"
+    )
+
+    def ending(*arguments: str) -> str:
+        command = [sys.executable, "-c", program, *arguments, "--print_config"]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        return run.stdout.splitlines()[-1].strip()
+
+    assert ending("--wandb", "--config", "configs/quickstart.yaml") == "0 True True"
+    assert ending("--config", "configs/quickstart.yaml") == "0 no wandb"
+
+
 def test_no_file_has_outgrown_its_room():
     lengths = {str(file): len(file.read_text().splitlines()) for file in PACKAGE.rglob("*.py")}
     assert {name: length for name, length in lengths.items() if length > 400} == {}
