@@ -58,4 +58,6 @@ def found(cli: MareinforceCLI) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from mareinforce.reporting import leave
+
+    leave(main())

@@ -84,4 +84,6 @@ def curves_of(file: Path) -> Curves:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from mareinforce.reporting import leave
+
+    leave(main())

@@ -50,11 +50,12 @@ def completion_records(
         node = nodes[sample.env_step]
         answers = node.answers[sample.agent]
         assert answers is not None, "an idle agent has no sample"
+        joint_of = _joint_actions_by_answer(node, sample.agent)
         returns, advantages = sample.returns.tolist(), sample.advantages.tolist()
         kl = None if sample.kl is None else sample.kl.k3.tolist()
         kl_penalty = None if sample.kl_penalty is None else sample.kl_penalty.tolist()
         for i, (k, completion) in enumerate(zip(sample.ks or count(), sample.completions, strict=False)):
-            joint = [j for j, action in enumerate(node.joint_actions) if action[sample.agent] == k]
+            joint = joint_of[k]
             yield {
                 "version": VERSION,
                 "env_step": sample.env_step,
@@ -75,9 +76,19 @@ def completion_records(
                 "kl": None if kl is None else kl[i],
                 "kl_penalty": None if kl_penalty is None else kl_penalty[i],
                 "advantage": advantages[i],
-                "behaviour_logprob": float(completion.logprobs.double().sum()),
+                "behaviour_logprob": math.fsum(completion.logprobs.tolist()),
                 "policy_version": sample.policy_version,
             }
+
+
+def _joint_actions_by_answer(node: Node, agent: int) -> dict[int, list[int]]:
+    """The index of an agent's answer -> those of the joint actions that it is in."""
+    found: dict[int, list[int]] = {}
+    for j, action in enumerate(node.joint_actions):
+        k = action[agent]
+        assert k is not None, "an idle agent has no sample"
+        found.setdefault(k, []).append(j)
+    return found
 
 
 def _earned(node: Node, j: int) -> Record:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mareinforce"
@@ -143,20 +145,30 @@ def test_importing_the_package_imports_nothing_heavy():
     assert run.stdout.strip() == "[]"
 
 
-def test_where_it_is_asked_for_the_client_of_wandb_is_imported_before_the_libraries_that_make_its_import_slow():
+def at_the_end_of(*arguments: str) -> dict[str, Any]:
+    """What a process looks like after `python -m mareinforce.fit` with these arguments."""
     program = (
-        "import sys; from mareinforce.fit import main; status = main(sys.argv[1:]); loaded = list(sys.modules); "
-        "print('\\n', status, 'wandb.apis.public' in loaded, loaded.index('torch') > loaded.index('wandb'))"
-        " if 'wandb' in loaded else print('\\n', status, 'no wandb')"
+        "import gc, json, sys; from mareinforce.fit import main; status = main(sys.argv[1:]); "
+        "seen = {'status': status, 'modules': list(sys.modules), 'collects': gc.isenabled(), "
+        "'kept': gc.get_freeze_count()}; print('\\n' + json.dumps(seen))"
     )
+    command = [sys.executable, "-c", program, "--config", "configs/quickstart.yaml", "--print_config", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    seen: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    assert seen["status"] == 0
+    return seen
 
-    def ending(*arguments: str) -> str:
-        command = [sys.executable, "-c", program, *arguments, "--print_config"]
-        run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-        return run.stdout.splitlines()[-1].strip()
 
-    assert ending("--wandb", "--config", "configs/quickstart.yaml") == "0 True True"
-    assert ending("--config", "configs/quickstart.yaml") == "0 no wandb"
+def test_where_it_is_asked_for_the_client_of_wandb_is_imported_before_the_libraries_that_make_its_import_slow():
+    modules = at_the_end_of("--wandb")["modules"]
+    assert modules.index("wandb.apis.public") < modules.index("torch")
+
+
+def test_what_libraries_made_is_left_to_the_end_and_what_comes_later_is_collected():
+    seen = at_the_end_of()
+    assert "wandb" not in seen["modules"]
+    assert seen["collects"]
+    assert seen["kept"] > 100_000
 
 
 def test_no_file_has_outgrown_its_room():
