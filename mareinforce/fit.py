@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from threading import Thread
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -14,8 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> None:
         with importing(BEFORE_TRAINING):
             if any(argument.startswith("--wandb") for argument in arguments):
-                # its classes are built from their source, which Python seeks through all modules: 1 s if it is last
-                import_module("wandb.apis.public")
+                begin_wandb()
 
             from mareinforce.cli import MareinforceCLI
             from mareinforce.quiet import plain_warnings
@@ -29,6 +30,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mareinforce.reporting import BEFORE_TRAINING, exit_status, importing
 
     return exit_status(command)
+
+
+def begin_wandb() -> None:
+    """Do early what takes long when W&B's client begins later.
+
+    Its classes are built from their source, which Python seeks through all modules: 1 s once the others are imported.
+    Its process starts while they are.
+    """
+    import_module("wandb.apis.public")
+    setup = import_module("wandb").setup
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        Thread(target=setup, name="wandb-setup", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -30,14 +31,16 @@ _REWARD = re.compile(r"(?:eval/)?turn_\d+/reward_mean")
 _RETURN = re.compile(r"(?:eval/)?turn_1/expected_return")
 _ENTROPY = re.compile(r"agent_\d+/entropy")
 _STEPPED = re.compile(r"agent_\d+/stepped_fraction")
+_SECONDS_BETWEEN = 1.0
+"""Between two lots of lines."""
 
 
 class RunProgress(ProgressBar):
     """Shows how far a run is, what it is doing, and what its answers are worth.
 
     In a terminal: a bar, and below it reward (turn by turn), return, entropy and tokens a second of the last batch, and
-    the phase. Elsewhere, as in a file or a notebook: one line whenever a row of metrics is logged, without colours.
-    Both on stderr.
+    the phase. Elsewhere, as in a file or a notebook: one line whenever a row of metrics is logged, without colours; it
+    waits for the next if it comes less than a second after the one before. Both on stderr.
 
     Args:
         console: where to; default: stderr.
@@ -50,7 +53,9 @@ class RunProgress(ProgressBar):
         self._enabled = True
         self._display: TwoLines | None = None
         self._seen: dict[str, Any] = {}  # of the last batch
-        self._rows = 0  # of metrics.csv, told already
+        self._rows = 0  # of metrics.csv, in a line already
+        self._waiting: list[str] = []  # lines; who prints above us comes after them
+        self._told = -math.inf  # time.monotonic
         self._tokens, self._batch_began, self._row_began = 0, 0.0, 0.0
 
     @property
@@ -66,6 +71,7 @@ class RunProgress(ProgressBar):
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print above the bar; where there is none, lines are as wide as they are."""
+        self._tell()
         self._console.print(*args, **{"soft_wrap": not self._live, **kwargs})
 
     # training
@@ -96,12 +102,15 @@ class RunProgress(ProgressBar):
         if self._display is not None:
             self._display.move(*self._length(trainer, pl_module))
         self._tell_rows(trainer)
+        if time.monotonic() - self._told >= _SECONDS_BETWEEN:
+            self._tell()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop()
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._tell_rows(trainer)  # the module has written the last one after all callbacks' on_train_end
+        self._tell()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._stop()
@@ -145,18 +154,26 @@ class RunProgress(ProgressBar):
         return f"epoch {trainer.current_epoch + 1}/{epochs}", epochs * self.total_train_batches, module.batches
 
     def _stop(self) -> None:
+        self._tell()
         if self._display is not None:
             self._display.stop()
             self._display = None
 
     def _tell_rows(self, trainer: L.Trainer) -> None:
-        """Where there is no terminal: a line for each row that has been logged since the last time."""
+        """Where there is no terminal: a line is to be told for each row that has been logged since the last time."""
         table = _table(trainer)
         if self._live or not self._enabled or table is None:
             return
         fresh, self._rows = table.rows() - self._rows, table.rows()
         for row in list(table.recent)[max(0, len(table.recent) - fresh) :]:
-            self._console.print(self._line(row, trainer.max_epochs), soft_wrap=True, markup=False, highlight=False)
+            self._waiting.append(self._line(row, trainer.max_epochs))
+
+    def _tell(self) -> None:
+        """Print the lines that wait, all at once: W&B captures the console, and takes as long for one as for many."""
+        lines, self._waiting = self._waiting, []
+        if lines:
+            self._console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+            self._told = time.monotonic()
 
     def _line(self, row: Mapping[str, float], epochs: int | None) -> str:
         evaluation, values = any(name.startswith("eval/") for name in row), row_values(row)

@@ -74,6 +74,24 @@ def test_there_is_no_line_between_rows_and_one_for_what_is_left_at_the_end(tmp_p
     assert [line.split(":")[0] for line in written(out).splitlines()] == ["epoch 1/1, batch 3, step 6"]
 
 
+def test_lines_of_one_second_are_printed_together_and_before_anything_else(tmp_path, monkeypatch):
+    out, printed = console(), []
+    bar = RunProgress(out)
+    monkeypatch.setattr(out.file, "write", lambda text: printed.append(text.count("\n")) or len(text))
+    monkeypatch.setattr("mareinforce.progress._SECONDS_BETWEEN", 1000.0)
+    fields = RUN | {"eval_interval": 0, "logging_steps": 6}
+
+    def reward(*texts):
+        if len(rewarded) == 10:  # in the fourth batch
+            bar.print("beside it")
+        rewarded.append(1)
+        return [1.0] * len(texts[0])
+
+    rewarded: list[int] = []
+    train(tmp_path, reward, callbacks=[bar], **fields)
+    assert [lines for lines in printed if lines] == [1, 2, 1, 3]  # the first is told at once
+
+
 def test_in_a_terminal_there_are_two_lines_and_the_cursor_is_given_back(tmp_path):
     out = console(terminal=True)
     train(tmp_path, callbacks=[RunProgress(out)], **RUN)

@@ -9,7 +9,12 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
+
+import pytest
+
+from mareinforce.fit import begin_wandb
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mareinforce"
@@ -162,6 +167,18 @@ def at_the_end_of(*arguments: str) -> dict[str, Any]:
 def test_where_it_is_asked_for_the_client_of_wandb_is_imported_before_the_libraries_that_make_its_import_slow():
     modules = at_the_end_of("--wandb")["modules"]
     assert modules.index("wandb.apis.public") < modules.index("torch")
+
+
+@pytest.mark.parametrize(("rank", "begun"), [(None, True), ("0", True), ("1", False)])
+def test_the_process_of_wandb_is_begun_once_a_machine_while_others_are_imported(monkeypatch, rank, begun):
+    import wandb
+
+    called = Event()
+    monkeypatch.setattr(wandb, "setup", called.set)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    begin_wandb()
+    assert called.wait(10 if begun else 0.2) == begun
 
 
 def test_what_libraries_made_is_left_to_the_end_and_what_comes_later_is_collected():
