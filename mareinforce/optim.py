@@ -211,7 +211,8 @@ def _backward(
         losses = []
         with phases.measure("scoring"):
             # the agents of a policy share its weights: any of them can speak for all
-            scores = team.score_nodes(learnable[0][0].agent, [piece.of(told) for piece in pieces], config.temperature)
+            parts = [piece.of(told) for piece in pieces]
+            scores = team.score_nodes(learnable[0][0].agent, parts, config.temperature, once=True)
             for piece, scored in zip(pieces, scores, strict=True):
                 sample, weight = learnable[piece.node]
                 losses.append(weight * piece_loss(sample, piece.completions, scored, config, seen[piece.node]))

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from mareinforce.agents.linear_products import fast_products
 from mareinforce.agents.modes import dropout_off, sparse_lookups
 from mareinforce.agents.scoring import FILLER, Scored, aligned_right, score_rows
 from mareinforce.algorithms.logprobs import chosen_logprobs
@@ -32,7 +33,12 @@ class Told(NamedTuple):
 
 
 def score_nodes(
-    model: nn.Module, nodes: Sequence[Told], temperature: float, *, share_prefixes: bool | None = None
+    model: nn.Module,
+    nodes: Sequence[Told],
+    temperature: float,
+    *,
+    share_prefixes: bool | None = None,
+    once: bool = False,
 ) -> list[Scored]:
     """Score the completions of several nodes under one model, dropout off; one `Scored` a node.
 
@@ -42,13 +48,15 @@ def score_nodes(
         temperature: the sampling temperature.
         share_prefixes: whether a node's completions stand behind one copy of its prompt; None: where the model can,
             and where it takes less arithmetic (`PAYS_BELOW`).
+        once: there will be one backward pass at most, which takes less memory and time then.
     """
     if share_prefixes is None:
         share_prefixes = can_share_prefixes(model) and shared_work(model, nodes) < PAYS_BELOW * own_work(model, nodes)
     if share_prefixes:
-        return _behind_prefixes(model, nodes, temperature)
+        return _behind_prefixes(model, nodes, temperature, once)
     prompts = [node.prompt_ids for node in nodes for _ in node.completion_ids]
-    scored = score_rows(model, prompts, [ids for node in nodes for ids in node.completion_ids], temperature)
+    completions = [ids for node in nodes for ids in node.completion_ids]
+    scored = score_rows(model, prompts, completions, temperature, once=once)
     sizes = [len(node.completion_ids) for node in nodes]
     widths = [max(map(len, node.completion_ids)) for node in nodes]
     parts = zip(*(torch.split(tensor, sizes) for tensor in scored), widths, strict=True)
@@ -91,7 +99,7 @@ def _work(model: nn.Module, rows: int, width: int) -> float:
     return float(rows * width * met)
 
 
-def _behind_prefixes(model: nn.Module, nodes: Sequence[Told], temperature: float) -> list[Scored]:
+def _behind_prefixes(model: nn.Module, nodes: Sequence[Told], temperature: float, once: bool) -> list[Scored]:
     """A row a node: its prompt, then its completions one after the other, each of which sees the prompt and itself.
 
     A completion's positions go on from the prompt's end, and its first token is told by the prompt's last.
@@ -102,7 +110,7 @@ def _behind_prefixes(model: nn.Module, nodes: Sequence[Told], temperature: float
     completions = pad_sequence(said, batch_first=True, padding_value=FILLER)
     inputs = torch.cat([prompts, completions], dim=1)
     owners, positions = _layout(nodes, attended, inputs.shape[1])
-    with dropout_off(model), sparse_lookups(model):
+    with dropout_off(model), sparse_lookups(model), fast_products(model):
         logits = model(
             input_ids=inputs.to(device),
             attention_mask=_blocks(cast(PreTrainedModel, model), owners.to(device)),
@@ -121,7 +129,8 @@ def _behind_prefixes(model: nn.Module, nodes: Sequence[Told], temperature: float
             ids.append(completion)
             start += len(completion)
     picked = torch.cat(rows).to(device)
-    logprobs, entropy = chosen_logprobs(logits.flatten(0, 1), picked, torch.cat(ids).to(device), temperature)
+    said_ids = torch.cat(ids).to(device)
+    logprobs, entropy = chosen_logprobs(logits.flatten(0, 1), picked, said_ids, temperature, reuse=once)
     lengths = [len(one) for one in ids]
     values = zip(torch.split(logprobs, lengths), torch.split(entropy[picked], lengths), strict=True)
     return [_one_node([next(values) for _ in node.completion_ids]) for node in nodes]

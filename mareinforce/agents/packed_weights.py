@@ -1,8 +1,8 @@
 """Weights in the order in which products of a few rows read them fastest, while tokens are drawn one by one on a CPU.
 
-Such a product waits for the weights to come from memory. MKL can lay a weight out beforehand for a number of rows; it
-then takes about two thirds of the time, and laying out takes as long as a few products. The layouts are copies: they
-live while a batch is sampled, when no gradients do.
+Such a product waits for the weights to come from memory. The library that multiplies (see `linear_products`) can lay a
+weight out beforehand; a product then takes about two thirds of the time, and laying out takes as long as a few of them.
+The layouts are copies: they live while a batch is sampled, when no gradients do.
 
 Dims: R rows of a batch.
 """
@@ -17,24 +17,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mareinforce.agents.linear_products import fast_forward, is_plain, onednn_is_faster, onednn_knows, product
+
 FEWEST_TOKENS = 16
 """New tokens from which laying out pays."""
 FEWEST_ROWS, MOST_ROWS = 3, 256
-"""Rows between which products wait for the weights and MKL's plain order is not as fast."""
+"""Rows between which products wait for the weights and the plain order is not as fast."""
 SMALL_WEIGHT = 2**16
 """Weights of fewer numbers stay in the processor's cache anyway."""
 
 
 def available() -> bool:
-    """Does this torch have MKL's layouts? They are what `torch.compile` uses on a CPU."""
-    return torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")  # type: ignore[no-untyped-call]
+    """Has this torch a library that lays weights out? `torch.compile` uses the same operations on a CPU."""
+    mkl = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")  # type: ignore[no-untyped-call]
+    return onednn_is_faster() or mkl
 
 
 class PackedWeights:
     """A network's linear layers, working from layouts of their weights while this is open.
 
-    Layers that are anything but plain ones of torch, on a CPU, in float32, work as always; so does a product of more
-    rows than `pack` was told.
+    Until there are layouts, the layers multiply with the faster library. Layers that are anything but plain ones of
+    torch, on a CPU, in float32 or bfloat16, work as always.
 
     Args:
         network: what samples.
@@ -42,43 +45,66 @@ class PackedWeights:
     """
 
     def __init__(self, network: nn.Module, new_tokens: int) -> None:
-        found = list(network.modules()) if new_tokens >= FEWEST_TOKENS and available() else []
-        self._layers: list[Any] = [layer for layer in found if _is_packable(layer)]
+        self._layers: list[Any] = [layer for layer in network.modules() if is_plain(layer)]
+        self._pays = new_tokens >= FEWEST_TOKENS and available()
         self._rows = 0
 
     def __enter__(self) -> PackedWeights:
+        self._unpack()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._unpack()
+        for layer in self._layers:
+            vars(layer).pop("forward", None)
 
     def pack(self, rows: int) -> None:
         """Lay out for batches of so many rows from now on, if what is there is for too many or too few."""
-        if rows <= self._rows < 2 * rows:
+        if not self._pays or rows <= self._rows < 2 * rows:
             return
+        if self._rows and onednn_is_faster():
+            return  # one layout serves all
         self._unpack()
         if FEWEST_ROWS <= rows <= MOST_ROWS:
             for layer in self._layers:
-                layer.forward = _product(layer, rows)
+                if layer.weight.numel() >= SMALL_WEIGHT and _has_layout(layer.weight.dtype):
+                    layer.forward = _product(layer, rows)
             self._rows = rows
 
     def _unpack(self) -> None:
-        if self._rows:
-            for layer in self._layers:
-                del layer.forward
+        for layer in self._layers:
+            vars(layer).pop("forward", None)
+            if onednn_is_faster() and layer.weight.dtype == torch.float32:
+                layer.forward = fast_forward(layer)
         self._rows = 0
 
 
-def _is_packable(layer: nn.Module) -> bool:
-    if type(layer) is not nn.Linear or "forward" in vars(layer):  # a quantized one, or one that others have changed
-        return False
-    weight = layer.weight
-    plain = type(weight) in (nn.Parameter, Tensor) and weight.layout == torch.strided
-    return plain and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= SMALL_WEIGHT
+def _has_layout(dtype: torch.dtype) -> bool:
+    return _is_mkls(dtype) or onednn_knows(dtype)
+
+
+def _is_mkls(dtype: torch.dtype) -> bool:
+    return dtype == torch.float32 and not onednn_is_faster()
 
 
 def _product(layer: nn.Linear, rows: int) -> Callable[[Tensor], Tensor]:
-    """x W' + b for x of at most so many rows; MKL's layout is for a number of rows, which fewer are filled up to."""
+    """x W' + b from a layout of W."""
+    return _mkl_product(layer, rows) if _is_mkls(layer.weight.dtype) else _onednn_product(layer, rows)
+
+
+def _onednn_product(layer: nn.Linear, rows: int) -> Callable[[Tensor], Tensor]:
+    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+
+    def forward(x: Tensor) -> Tensor:
+        if x.dtype != weight.dtype:
+            return functional.linear(x, weight, bias)
+        return product(x.reshape(-1, x.shape[-1]), packed, bias).view(*x.shape[:-1], -1)
+
+    return forward
+
+
+def _mkl_product(layer: nn.Linear, rows: int) -> Callable[[Tensor], Tensor]:
+    """MKL's layout is for a number of rows, which fewer are filled up to; more are multiplied as always."""
     weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
 

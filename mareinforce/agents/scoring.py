@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from mareinforce.agents.linear_products import fast_products
 from mareinforce.agents.modes import dropout_off, sparse_lookups
 from mareinforce.algorithms.logprobs import chosen_logprobs
 from mareinforce.algorithms.masking import counts_mask
@@ -45,11 +46,14 @@ def score_rows(
     prompts: Sequence[Tensor],
     completions: Sequence[Tensor],
     temperature: float,
+    *,
+    once: bool = False,
 ) -> Scored:
     """Score each completion after its own prompt, all rows in one forward, dropout off.
 
     Prompts end and completions begin in the same column, so that only the columns of the completions need logits. A
     row's log-probs depend on no other row: fillers are masked and positions count from each prompt's first token.
+    ``once``: there will be one backward pass at most.
     """
     prompt_ids, prompt_attended = aligned_right(prompts)
     lengths = [len(completion) for completion in completions]
@@ -60,10 +64,12 @@ def score_rows(
     inputs = torch.cat([prompt_ids, completion_ids], dim=1)[:, :-1].to(device)
     attended = torch.cat([prompt_attended, counts.long()], dim=1)[:, :-1].to(device)
     ids = completion_ids.to(device)
-    with dropout_off(model), sparse_lookups(model):
+    with dropout_off(model), sparse_lookups(model), fast_products(model):
         logits = _logits(model, inputs, attended, ids.shape[1])
     every = torch.arange(ids.numel(), device=device)
-    logprobs, entropy = chosen_logprobs(logits.flatten(0, 1), every, ids.flatten(), temperature)
+    # transformers' own models do not look at their logits again
+    reuse = once and type(model).__module__.startswith("transformers.models.")
+    logprobs, entropy = chosen_logprobs(logits.flatten(0, 1), every, ids.flatten(), temperature, reuse=reuse)
     return Scored(logprobs.view(ids.shape), counts.to(device), entropy.view(ids.shape))
 
 

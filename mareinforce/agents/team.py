@@ -207,10 +207,13 @@ class Team(nn.Module):
         (scored,) = self.score_nodes(agent, [Told(prompt_ids, completion_ids)], temperature)
         return scored
 
-    def score_nodes(self, agent: int, nodes: Sequence[Told], temperature: float) -> list[Scored]:
-        """As `score`, of several prompts in one forward; one `Scored` a prompt."""
+    def score_nodes(self, agent: int, nodes: Sequence[Told], temperature: float, *, once: bool = False) -> list[Scored]:
+        """As `score`, of several prompts in one forward; one `Scored` a prompt.
+
+        ``once``: there will be one backward pass at most, which takes less memory and time then.
+        """
         with self.speaking(agent) as model:
-            return score_nodes(model, nodes, temperature)
+            return score_nodes(model, nodes, temperature, once=once)
 
     @torch.no_grad()
     def reference_kl(

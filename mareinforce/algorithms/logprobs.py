@@ -43,7 +43,12 @@ def tempered_logprobs(
 
 
 def chosen_logprobs(
-    logits: Float[Tensor, "R V"], rows: Int64[Tensor, " L"], ids: Int64[Tensor, " L"], temperature: float
+    logits: Float[Tensor, "R V"],
+    rows: Int64[Tensor, " L"],
+    ids: Int64[Tensor, " L"],
+    temperature: float,
+    *,
+    reuse: bool = False,
 ) -> tuple[Float[Tensor, " L"], Float[Tensor, " R"]]:
     """Log-probability of each token, and the entropy of each position's policy, without other copies of the logits.
 
@@ -54,6 +59,8 @@ def chosen_logprobs(
         rows: int64 [L], the position that says how probable each token was; several tokens may share one.
         ids: int64 [L], the tokens.
         temperature: T > 0.
+        reuse: the backward pass, which can then be made once, writes its gradient where the logits are: for logits that
+            nobody needs afterwards, whatever made them included.
 
     Returns:
         Log-probs [L], with gradient, and entropies [R], without; float32 (float64 for float64 logits).
@@ -61,45 +68,65 @@ def chosen_logprobs(
     _check(logits, temperature)
     if rows.shape != ids.shape:
         raise ValueError(f"rows {tuple(rows.shape)} and ids {tuple(ids.shape)} must have one shape")
-    logprobs, entropy = _ChosenLogprobs.apply(logits, rows, ids, temperature)  # type: ignore[no-untyped-call]
+    logprobs, entropy = _ChosenLogprobs.apply(logits, rows, ids, temperature, reuse)  # type: ignore[no-untyped-call]
     return logprobs, entropy
 
 
 class _ChosenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, rows: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, rows: Tensor, ids: Tensor, temperature: float, reuse: bool
+    ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         total = torch.empty(len(logits), dtype=dtype, device=logits.device)  # log of the sum of exponentials, [R]
         entropy = torch.empty_like(total)
+        room, more_room = _room(logits, dtype), _room(logits, dtype)
         for part in _chunks(logits):
-            below = logits[part].to(dtype) / temperature
+            below = _into(room, logits[part]).div_(temperature)
             largest = below.amax(dim=-1, keepdim=True)
             # exp is 0 there already, and 0 times a finite number is 0
             below.sub_(largest).clamp_(min=-1e4)
-            weights = below.exp()
+            weights = torch.exp(below, out=more_room[: len(below)])
             sums = weights.sum(dim=-1)
             total[part] = sums.log() + largest.squeeze(-1)
             entropy[part] = sums.log() - weights.mul_(below).sum(dim=-1) / sums
         ctx.save_for_backward(logits, rows, ids, total)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.reuse = temperature, reuse
         ctx.mark_non_differentiable(entropy)
         return logits[rows, ids].to(dtype) / temperature - total[rows], entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         logits, rows, ids, total = ctx.saved_tensors
         gradient = gradient / ctx.temperature
-        found = torch.empty_like(logits)
+        found = logits.detach() if ctx.reuse else torch.empty_like(logits)
         by_row = torch.zeros_like(total).index_add_(0, rows, gradient)
+        room = None if ctx.reuse and logits.dtype == total.dtype else _room(logits, total.dtype)
         for part in _chunks(logits):
-            policy = (logits[part].to(total.dtype) / ctx.temperature).sub_(total[part].unsqueeze(-1)).exp_()
-            found[part] = policy.mul_(-by_row[part].unsqueeze(-1))
-        return found.index_put_((rows, ids), gradient.to(logits.dtype), accumulate=True), None, None, None
+            below = found[part] if room is None else _into(room, logits[part])
+            policy = below.div_(ctx.temperature).sub_(total[part].unsqueeze(-1)).exp_()
+            policy.mul_(-by_row[part].unsqueeze(-1))
+            if room is not None:
+                found[part] = policy
+        return found.index_put_((rows, ids), gradient.to(logits.dtype), accumulate=True), None, None, None, None
+
+
+def _room(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for a chunk: taken anew for each, most of the time would go into getting it."""
+    return torch.empty(min(len(logits), _chunk_rows(logits)), logits.shape[-1], dtype=dtype, device=logits.device)
+
+
+def _into(room: Tensor, logits: Tensor) -> Tensor:
+    return room[: len(logits)].copy_(logits)
+
+
+def _chunk_rows(logits: Tensor) -> int:
+    return max(1, CHUNK_SCORES // logits.shape[-1])
 
 
 def _chunks(logits: Tensor) -> list[slice]:
-    size = max(1, CHUNK_SCORES // logits.shape[-1])
+    size = _chunk_rows(logits)
     return [slice(start, start + size) for start in range(0, len(logits), size)]
 
 

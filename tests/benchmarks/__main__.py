@@ -78,6 +78,13 @@ def without_own_loop() -> None:
     transformers.fits = lambda network: False
 
 
+def without_fast_products() -> None:
+    """Float32 products on a CPU with the library that torch takes."""
+    from mareinforce.agents import linear_products, packed_weights
+
+    linear_products.onednn_is_faster = packed_weights.onednn_is_faster = lambda: False
+
+
 def without_packed_weights() -> None:
     """Sample from the weights as they lie."""
     from mareinforce.agents import packed_weights
@@ -131,7 +138,7 @@ def without_joint_passes() -> None:
 
 
 TECHNIQUES = {
-    "own_loop": without_own_loop, "packed_weights": without_packed_weights,
+    "own_loop": without_own_loop, "fast_products": without_fast_products, "packed_weights": without_packed_weights,
     "adapters_side_by_side": without_adapters_side_by_side, "shared_prefixes": without_shared_prefixes,
     "joint_passes": without_joint_passes, "sparse_lookups": without_sparse_lookups,
     "chunked_scores": without_chunked_scores, "fused_optimizer": without_fused_optimizer,

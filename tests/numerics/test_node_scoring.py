@@ -141,6 +141,7 @@ class TestMicroBatches:
         for budget in (1, 9, 1000):
             config = MAGRPOConfig(num_turns=1, max_new_tokens=8, update_token_budget=budget, **fields)
             team = Team([copy.deepcopy(start)], [words], 8)
+            team.networks.double()  # float32 rounds by more than is allowed, on some processors
             optimizer = torch.optim.SGD(team.parameters(), lr=1.0)
             update = compute_gradient(team, optimizer, batch, config, 0)
             apply_gradient(team, optimizer, update)
@@ -150,10 +151,10 @@ class TestMicroBatches:
         assert (weights - before).norm() > 1e-3
         for update, others in found[:-1]:
             assert update.losses[0] == pytest.approx(whole.losses[0], rel=1e-6)
-            assert (others - weights).norm() <= 1e-5 * (weights - before).norm()
+            assert (others - weights).norm() <= 1e-6 * (weights - before).norm()
             assert update.metrics[0].keys() == whole.metrics[0].keys()
             for name, value in update.metrics[0].items():
-                assert value == pytest.approx(whole.metrics[0][name], rel=1e-4, abs=1e-5)
+                assert value == pytest.approx(whole.metrics[0][name], rel=1e-6, abs=1e-6)
 
     def test_a_cut_node_that_forgot_its_size_would_be_noticed(self, words, word_count, monkeypatch):
         team, config = Team([llama_model(word_count)], [words], 8), MAGRPOConfig(num_turns=1, max_new_tokens=8)

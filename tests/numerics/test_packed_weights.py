@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mareinforce.agents import packed_weights
+from mareinforce.agents import linear_products, packed_weights
 from mareinforce.agents.packed_weights import PackedWeights
 from mareinforce.agents.team import Team
 from mareinforce.rollout.engines.transformers import TransformersEngine
@@ -18,9 +18,12 @@ pytestmark = pytest.mark.skipif(not packed_weights.available(), reason="a torch 
 ENDS = [EOS, 20, 21, 22, 23]
 
 
-@pytest.fixture
-def packed(monkeypatch):
-    """Small weights are packed too; lists the rows that weights were laid out for, and those they were used with."""
+@pytest.fixture(params=[False, True], ids=["mkl", "onednn"])
+def packed(request, monkeypatch):
+    """Small weights are packed too, by either library; lists the rows that weights were laid out for."""
+    for module in (packed_weights, linear_products):
+        monkeypatch.setattr(module, "onednn_is_faster", lambda: request.param)
+    monkeypatch.setattr(linear_products, "FEWEST_MULTIPLICATIONS", 0)
     monkeypatch.setattr(packed_weights, "SMALL_WEIGHT", 0)
     monkeypatch.setattr(packed_weights, "FEWEST_TOKENS", 2)
     laid_out, product = [], packed_weights._product
@@ -78,7 +81,7 @@ def test_rows_that_leave_are_filled_up_until_half_are_gone(packed, monkeypatch, 
     expected = without(monkeypatch, team, asked, sampling)
     agree(sampled(team, asked, sampling), expected)
     rows = list(dict.fromkeys(packed))
-    assert len(rows) >= 2
+    assert (len(rows) == 1) == linear_products.onednn_is_faster()  # whose layout is for any number of rows
     assert all(later * 2 <= earlier for earlier, later in itertools.pairwise(rows))
 
 
@@ -106,7 +109,7 @@ def test_new_weights_are_sampled_from(packed, words, word_count):
 def test_layers_that_are_no_plain_ones_are_left_alone(packed, words, word_count):
     network = nn.ModuleDict(
         {
-            "halved": nn.Linear(4, 4, dtype=torch.bfloat16),
+            "halved": nn.Linear(4, 4, dtype=torch.float16),
             "changed": nn.Linear(4, 4),
             "special": type("Special", (nn.Linear,), {})(4, 4),
             "plain": nn.Linear(4, 4),
@@ -132,6 +135,17 @@ def test_more_rows_than_laid_out_for(packed):
             found = layer(x)
         assert found.shape == expected.shape
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.skipif(not linear_products.onednn_knows(torch.bfloat16), reason="a processor without bfloat16")
+def test_copies_in_bfloat16_are_laid_out_too(packed):
+    layer = nn.Linear(64, 48, dtype=torch.bfloat16)
+    x = torch.randn(5, 1, 64, dtype=torch.bfloat16)
+    with PackedWeights(layer, 64) as weights, torch.no_grad():
+        expected = layer(x)
+        weights.pack(5)
+        assert packed == [5]
+        torch.testing.assert_close(layer(x), expected, atol=0.02, rtol=0.01)  # two of its steps
 
 
 def test_nothing_stays_after_an_error(packed):
