@@ -253,7 +253,7 @@ def measure(workload: Workload, options: argparse.Namespace) -> dict[str, Any]:
         rows = load_rows(Source(path="story-prompts", split=f"train[:{prompts}]"))
         work = {
             "rollout_buffer_size": 1, "agent_learning_rate": 1e-3, "lr_schedule": "linear", "warmup_updates": 30,
-            "max_grad_norm": 1.0,
+            "max_grad_norm": 0.5, "adam_betas": (0.9, 0.95),
         }  # fmt: skip
     fields: dict[str, Any] = {
         "num_agents": workload.agents, "num_turns": workload.turns, "num_train_epochs": 1,

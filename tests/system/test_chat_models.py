@@ -65,9 +65,9 @@ def test_the_ids_scored_are_those_sampled_after_the_prompt_that_was_shown(tmp_pa
     samples, scored = kept_samples(monkeypatch), []
     whole = mareinforce.agents.team.score_nodes
 
-    def watching(model, nodes, temperature):
+    def watching(model, nodes, temperature, **options):
         scored.extend((node.prompt_ids, list(node.completion_ids)) for node in nodes)
-        return whole(model, nodes, temperature)
+        return whole(model, nodes, temperature, **options)
 
     monkeypatch.setattr(mareinforce.agents.team, "score_nodes", watching)
     agents = team(STRIPS_THINKING)

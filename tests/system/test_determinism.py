@@ -133,7 +133,7 @@ def test_sampled_and_rescored_logprobs_agree_before_the_first_update(tmp_path, m
 
     assert all(gap < 1e-4 for temperature in (1.0, 0.7) for gap in gaps(temperature))
     score = Team.score_nodes
-    monkeypatch.setattr(Team, "score_nodes", lambda team, agent, nodes, _: score(team, agent, nodes, 1.0))
+    monkeypatch.setattr(Team, "score_nodes", lambda team, agent, nodes, _, **options: score(team, agent, nodes, 1.0))
     assert min(gaps(0.7)) > 1e-2  # scored as another policy
 
 
