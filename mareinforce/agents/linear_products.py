@@ -28,15 +28,21 @@ FEWEST_MULTIPLICATIONS = 2**21
 @cache
 def onednn_is_faster() -> bool:
     """Does this torch multiply with MKL on a processor that is not Intel's, and is oneDNN there?"""
-    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
-    return there and torch.backends.mkl.is_available() and "GenuineIntel" not in _processor()  # type: ignore[no-untyped-call]
+    mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return mkl and _has_onednn() and "GenuineIntel" not in _processor()
 
 
 def onednn_knows(dtype: torch.dtype) -> bool:
     """Does oneDNN multiply in this precision without taking it for another?"""
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return dtype == torch.float32
+    if not _has_onednn():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+
+
+def _has_onednn() -> bool:
+    names = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
+    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return there and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 def _processor() -> str:

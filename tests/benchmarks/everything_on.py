@@ -56,7 +56,7 @@ def take_turns(read: int, write: int, found: Path, arguments: Sequence[str]) -> 
     return status
 
 
-def pair(variant: str, recipe: Path, epochs: int, plain_first: bool) -> dict[str, dict[str, float]]:
+def pair(variant: str, recipe: Path, epochs: int, rows: int | None, plain_first: bool) -> dict[str, dict[str, float]]:
     """Run with nothing and with a variant, in turns; what each of them found."""
     import yaml
 
@@ -69,6 +69,8 @@ def pair(variant: str, recipe: Path, epochs: int, plain_first: bool) -> dict[str
             callbacks, arguments = VARIANTS[what]
             made = yaml.safe_load(recipe.read_text())
             made["model"]["config"]["num_train_epochs"] = epochs
+            if rows is not None:
+                made["data"]["train"]["split"] = f"train[:{rows}]"
             made["trainer"]["callbacks"] = [
                 *({"class_path": f"mareinforce.callbacks.{callback}"} for callback in callbacks),
                 {"class_path": "tests.benchmarks.baton.Baton"},
@@ -103,11 +105,12 @@ def main() -> None:
     parser.add_argument("--variant", choices=VARIANTS, default="everything")
     parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--epochs", type=int, default=3, help="of the recipe's prompts (the quickstart has 150)")
+    parser.add_argument("--rows", type=int, help="so many prompts instead")
     parser.add_argument("--pairs", type=int, default=4)
     options = parser.parse_args()
     ratios: dict[str, list[Any]] = {}
     for index in range(options.pairs):
-        found = pair(options.variant, options.recipe, options.epochs, plain_first=index % 2 == 0)
+        found = pair(options.variant, options.recipe, options.epochs, options.rows, plain_first=index % 2 == 0)
         of_pair = {name: found[options.variant][name] / plain for name, plain in found["plain"].items()}
         for name, ratio in of_pair.items():
             ratios.setdefault(name, []).append(ratio)

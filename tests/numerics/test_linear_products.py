@@ -14,10 +14,7 @@ from mareinforce.agents.team import Team
 from tests.lora import save_base
 from tests.models import EOS, gpt2_model, llama_model, qwen2_model
 
-pytestmark = pytest.mark.skipif(
-    not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),
-    reason="a torch without oneDNN",
-)
+pytestmark = pytest.mark.skipif(not linear_products._has_onednn(), reason="a torch without oneDNN")
 NODES = [
     Told(torch.tensor([4, 5]), [torch.tensor([13, 14, 15]), torch.tensor([EOS]), torch.tensor([16, 17, 18, 19, EOS])]),
     Told(torch.tensor([6, 7, 8, 9, 10, 11, 12]), [torch.tensor([20, 21]), torch.tensor([20, 21, 22, EOS])]),

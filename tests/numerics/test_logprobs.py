@@ -97,6 +97,24 @@ class TestChosen:
         assert not entropy.requires_grad
         assert expected_gradient[[1, 3]].abs().max() == 0 < expected_gradient[4].abs().max()
 
+    @pytest.mark.parametrize("chunk", [1, 14, 1000])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    def test_the_gradient_takes_the_place_of_logits_that_nobody_needs(self, monkeypatch, dtype, chunk):
+        monkeypatch.setattr(logprobs_module, "CHUNK_SCORES", chunk)
+        gradients = []
+        for reuse in (False, True):
+            given = self.LOGITS.to(dtype).requires_grad_()
+            logits = given * 1.0
+            found, _ = chosen_logprobs(logits, self.ROWS, self.IDS, 0.7, reuse=reuse)
+            loss = (found * torch.arange(1.0, 1.0 + len(found))).sum()
+            loss.backward(retain_graph=True)
+            gradients.append(given.grad)
+            assert torch.equal(logits.detach(), given.grad if reuse else given.detach())
+        assert torch.equal(*gradients)
+        assert gradients[0].abs().max() > 0.1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
     def test_tokens_that_cannot_be_said_leave_no_trace(self):
         logits = self.LOGITS.clone()
         logits[:, 2] = -torch.inf

@@ -14,7 +14,9 @@ from mareinforce.types import Request, Sampling, StreamKey
 from tests.lora import save_base, stir
 from tests.models import EOS, gpt2_model, llama_model, qwen2_model
 
-pytestmark = pytest.mark.skipif(not packed_weights.available(), reason="a torch without MKL packs nothing")
+pytestmark = pytest.mark.skipif(
+    not (packed_weights.available() and linear_products._has_onednn()), reason="a torch without MKL or oneDNN"
+)
 ENDS = [EOS, 20, 21, 22, 23]
 
 
