@@ -103,7 +103,7 @@ class TestChosen:
         monkeypatch.setattr(logprobs_module, "CHUNK_SCORES", chunk)
         gradients = []
         for reuse in (False, True):
-            given = self.LOGITS.to(dtype).requires_grad_()
+            given = self.LOGITS.to(dtype, copy=True).requires_grad_()
             logits = given * 1.0
             found, _ = chosen_logprobs(logits, self.ROWS, self.IDS, 0.7, reuse=reuse)
             loss = (found * torch.arange(1.0, 1.0 + len(found))).sum()
