@@ -45,8 +45,9 @@ class PackedWeights:
     """
 
     def __init__(self, network: nn.Module, new_tokens: int) -> None:
-        self._layers: list[Any] = [layer for layer in network.modules() if is_plain(layer)]
         self._pays = new_tokens >= FEWEST_TOKENS and available()
+        found = network.modules() if self._pays or onednn_is_faster() else ()
+        self._layers: list[Any] = [layer for layer in found if is_plain(layer)]
         self._rows = 0
 
     def __enter__(self) -> PackedWeights:
