@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
 
 from mareinforce import config_rules
+from mareinforce.errors import ConfigError, did_you_mean
 
 BaselineMode = Literal["mean", "max", "rloo", "raw"]
 
@@ -14,7 +15,19 @@ ALGORITHMS: dict[str, BaselineMode] = {"magrpo": "mean", "marloo": "rloo", "mare
 
 
 @dataclass
-class MAGRPOConfig:
+class _KnownFields:
+    """Refuses an argument that is no field before a dataclass does, which would not say what was meant."""
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        known = [field.name for field in fields(cls)]
+        for name in named:
+            if name not in known:
+                raise ConfigError(f"{cls.__name__}.{name}: there is no such field.{did_you_mean(name, known)}")
+        return super().__new__(cls)
+
+
+@dataclass
+class MAGRPOConfig(_KnownFields):
     """Configuration of multi-agent REINFORCE with a group-mean baseline. Raises ConfigError for a bad field."""
 
     num_agents: int = 2

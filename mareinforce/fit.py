@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from threading import Thread
+
+_SWITCHED_ON = re.compile(r"^wandb:\s*(true|yes|on)\b", re.IGNORECASE | re.MULTILINE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> None:
         with importing(BEFORE_TRAINING):
-            if any(argument.startswith("--wandb") for argument in arguments):
+            if asks_for_wandb(arguments):
                 begin_wandb()
 
             from mareinforce.cli import MareinforceCLI
@@ -30,6 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mareinforce.reporting import BEFORE_TRAINING, exit_status, importing
 
     return exit_status(command)
+
+
+def asks_for_wandb(arguments: Sequence[str]) -> bool:
+    """Do the arguments, or the files they name, look as if W&B were on? They are read as plain text: nothing that could
+    parse them is imported yet."""
+    if any(argument.startswith("--wandb") for argument in arguments):
+        return True
+    files = [Path(argument.removeprefix("--config=")) for argument in arguments if argument.endswith((".yaml", ".yml"))]
+    return any(bool(_SWITCHED_ON.search(file.read_text(errors="replace"))) for file in files if file.is_file())
 
 
 def begin_wandb() -> None:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.modeling_layers import GradientCheckpointingLayer
+
+from mareinforce.agents.modes import recomputes
 
 FEWEST_MULTIPLICATIONS = 2**21
 """Of a product that is worth a call from Python."""
@@ -73,7 +74,7 @@ def fast_products(model: nn.Module) -> Iterator[None]:
     model with such layers is left as it is.
     """
     modules = list(model.modules()) if onednn_is_faster() else []
-    if any(isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing for module in modules):
+    if any(recomputes(module) for module in modules):
         modules = []
     layers: list[Any] = [one for one in modules if is_plain(one) and one.weight.dtype == torch.float32]
     for layer in layers:

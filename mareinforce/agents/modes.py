@@ -13,6 +13,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
+def recomputes(module: nn.Module) -> bool:
+    """Does this layer run again in the backward pass, in place of keeping its activations?"""
+    return isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
+
+
 @contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside, every module's own flag back afterwards, also after an error.
@@ -25,9 +30,9 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
     flags = [(module, module.training) for module in model.modules()]
     recording = torch.is_grad_enabled()
     for module, training in flags:
-        recomputes = recording and isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
-        if training != recomputes:
-            module.training = recomputes
+        trains = recording and recomputes(module)
+        if training != trains:
+            module.training = trains
     try:
         yield
     finally:
@@ -71,7 +76,7 @@ def recompute_alike(model: nn.Module) -> None:
     Only for layers that recompute; doing it again changes nothing.
     """
     for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer) and layer.gradient_checkpointing:
+        if recomputes(layer):
             typed: Any = layer
             checkpoint = typed._gradient_checkpointing_func
             if getattr(checkpoint, "func", None) is not _checkpoint_alike:
@@ -89,7 +94,7 @@ def _checkpoint_alike(layer: nn.Module, checkpoint: Callable[..., Any], run: Cal
 def drops_by_itself(model: nn.Module) -> str | None:
     """The name of a recomputing layer that applies dropout itself rather than in a module inside of it, if any."""
     for name, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
-        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
+        if recomputes(module):
             for field, value in vars(module).items():
                 if "dropout" in field and isinstance(value, float) and value > 0:
                     return name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 
@@ -91,6 +93,13 @@ def test_combinations_that_make_no_sense_are_refused(fields, names):
     with pytest.raises(ConfigError) as refused:
         MAGRPOConfig(**fields)
     assert all(name in str(refused.value) for name in names)
+
+
+@pytest.mark.parametrize("kind", [MAGRPOConfig, MARLOOConfig, MAReMaxConfig, MAREINFORCEConfig])
+def test_a_misspelt_field_is_refused_by_name_with_the_nearest_one(kind):
+    with pytest.raises(ConfigError, match=rf"^{kind.__name__}\.num_generation: .*'num_generations'"):
+        kind(num_generation=4)
+    assert copy.deepcopy(pickle.loads(pickle.dumps(kind(num_generations=5)))) == kind(num_generations=5)
 
 
 def test_numbers_written_as_text_are_numbers():

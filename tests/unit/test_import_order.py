@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mareinforce.fit import begin_wandb
+from mareinforce.fit import asks_for_wandb, begin_wandb
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mareinforce"
@@ -179,6 +179,24 @@ def test_the_process_of_wandb_is_begun_once_a_machine_while_others_are_imported(
         monkeypatch.setenv("LOCAL_RANK", rank)
     begin_wandb()
     assert called.wait(10 if begun else 0.2) == begun
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "asks"),
+    [
+        (["--wandb"], "", True),
+        (["--wandb-project", "mine"], "", True),
+        (["--config", "{file}"], "wandb: true\n", True),
+        (["--config={file}"], "model: {}\nwandb:  True  # to see it\n", True),
+        (["--config", "{file}"], "wandb: false\nwandb_name: true\n", False),
+        (["--config", "{file}"], "# wandb: true\nmodel: {reward_func: a.wandb}\n", False),
+        (["--config", "{file}.yaml"], "", False),
+    ],
+)
+def test_wandb_is_begun_early_where_an_argument_or_a_file_switches_it_on(tmp_path, arguments, text, asks):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    assert asks_for_wandb([argument.format(file=file) for argument in arguments]) == asks
 
 
 def test_what_libraries_made_is_left_to_the_end_and_what_comes_later_is_collected():
