@@ -52,7 +52,7 @@ from mareinforce.run_folder import (
 )
 from mareinforce.run_header import RunHeader
 from mareinforce.saved_config import SavedConfig
-from mareinforce.signals import StopBySignal
+from mareinforce.signals import NOTHING_KEPT, StopBySignal
 from mareinforce.tracking import WandbTracker
 from mareinforce.trainer_rules import check_trainer, several_processes
 
@@ -222,7 +222,7 @@ class MareinforceCLI(LightningCLI):
         if stopped.received is not None:
             kept = trainer.lightning_module is not None and trainer.lightning_module.batches > 0
             resume = f"python -m mareinforce.fit --config {self.run_folder}/{CONFIG_FILE} --ckpt_path last"
-            after = f"go on with: {resume}" if kept else "before a whole step, so there is no checkpoint of this run"
+            after = f"go on with: {resume}" if kept else NOTHING_KEPT
             if trainer.is_global_zero:
                 sys.stderr.write(f"stopped by {stopped.received.name}; {after}\n")
             raise SystemExit(stopped.exit_status)

@@ -18,6 +18,8 @@ from mareinforce.errors import StopRequested
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
 )  # SLURM announces pre-emption by the last, or by SIGTERM
+NOTHING_KEPT = "before a whole step, so there is no checkpoint of this run"
+"""What a stopped run says in place of how to go on."""
 
 
 class StopBySignal(L.Callback):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,7 +28,7 @@ from mareinforce.reporting import FAILED
 from mareinforce.run_folder import discard_if_nothing_came, rank_by_environment, run_folder_of_rank
 from mareinforce.run_header import RunHeader
 from mareinforce.run_summary import print_summary
-from mareinforce.signals import StopBySignal
+from mareinforce.signals import NOTHING_KEPT, StopBySignal
 from mareinforce.tracking import WandbSettings, WandbTracker
 from mareinforce.trainer_rules import check_trainer, refuse_secrets, several_processes
 from mareinforce.trainers.run_config import WriteRunConfig, rows_named
@@ -187,6 +188,9 @@ class MAGRPOTrainer:
                 None if self._wandb is None else WandbTracker(self._wandb, self.run_folder, tracked_run(checkpoint))
             )
             self._fit(stopping, tracker, checkpoint)
+            if stopping.received is not None and self.module.ranks.rank == 0:
+                after = 'go on with: train(resume_from_checkpoint="last")' if self.module.batches else NOTHING_KEPT
+                sys.stderr.write(f"stopped by {stopping.received.name}; {after}\n")
             if stopping.received == signal.SIGINT:
                 raise KeyboardInterrupt
             if stopping.received is not None:

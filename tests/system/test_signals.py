@@ -138,7 +138,7 @@ def stubborn():
 '''
 
 
-def test_from_python_a_signal_leaves_a_checkpoint_too(tmp_path):
+def test_from_python_a_signal_leaves_a_checkpoint_too(tmp_path, capsys):
     calls, before = [], signal.getsignal(signal.SIGINT)  # ignored, where the tests run in the background
 
     def reward(first, second):
@@ -150,6 +150,7 @@ def test_from_python_a_signal_leaves_a_checkpoint_too(tmp_path):
     made = trainer(tmp_path, reward, rows=("go", "on", "up", "by"))
     with pytest.raises(KeyboardInterrupt):
         made.train()
+    assert 'stopped by SIGINT; go on with: train(resume_from_checkpoint="last")\n' in capsys.readouterr().err
     assert [path.name for path in (made.run_folder / "checkpoints").iterdir()] == ["batch=2-updates=2.ckpt"]
     assert signal.getsignal(signal.SIGINT) is before
     made.train(resume_from_checkpoint="last")
