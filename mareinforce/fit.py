@@ -41,8 +41,9 @@ def asks_for_wandb(arguments: Sequence[str]) -> bool:
     parse them is imported yet."""
     if any(argument.startswith("--wandb") for argument in arguments):
         return True
-    files = [Path(argument.removeprefix("--config=")) for argument in arguments if argument.endswith((".yaml", ".yml"))]
-    return any(bool(_SWITCHED_ON.search(file.read_text(errors="replace"))) for file in files if file.is_file())
+    named = [Path(argument.removeprefix("--config=")) for argument in arguments if argument.endswith((".yaml", ".yml"))]
+    files = [path for path in named if path.is_file() and os.access(path, os.R_OK)]  # the parser refuses the others
+    return any(_SWITCHED_ON.search(file.read_text(errors="replace")) for file in files)
 
 
 def begin_wandb() -> None:
