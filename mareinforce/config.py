@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import inspect
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from mareinforce import config_rules
@@ -18,11 +19,12 @@ ALGORITHMS: dict[str, BaselineMode] = {"magrpo": "mean", "marloo": "rloo", "mare
 class _KnownFields:
     """Refuses an argument that is no field before a dataclass does, which would not say what was meant."""
 
-    def __new__(cls, *values: Any, **named: Any) -> Self:
-        known = [field.name for field in fields(cls)]
-        for name in named:
-            if name not in known:
-                raise ConfigError(f"{cls.__name__}.{name}: there is no such field.{did_you_mean(name, known)}")
+    def __new__(cls, /, *values: Any, **named: Any) -> Self:
+        taken = inspect.signature(cls.__init__).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):  # a user's own __init__
+            for name in named:
+                if name not in taken:
+                    raise ConfigError(f"{cls.__name__}.{name}: there is no such field.{did_you_mean(name, taken)}")
         return super().__new__(cls)
 
 

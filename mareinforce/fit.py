@@ -41,8 +41,9 @@ def asks_for_wandb(arguments: Sequence[str]) -> bool:
     parse them is imported yet."""
     if any(argument.startswith("--wandb") for argument in arguments):
         return True
-    named = [Path(argument.removeprefix("--config=")) for argument in arguments if argument.endswith((".yaml", ".yml"))]
-    files = [path for path in named if path.is_file() and os.access(path, os.R_OK)]  # the parser refuses the others
+    names = [argument.removeprefix("--config=") for argument in arguments if argument.endswith((".yaml", ".yml"))]
+    # what is no file, or cannot be read, is the parser's to refuse
+    files = [Path(name) for name in names if os.path.isfile(name) and os.access(name, os.R_OK)]
     return any(_SWITCHED_ON.search(file.read_text(errors="replace")) for file in files)
 
 

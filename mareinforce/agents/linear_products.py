@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from mareinforce.agents.modes import recomputes
@@ -54,13 +55,17 @@ def _processor() -> str:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W' + b for x [M, in] with oneDNN, without gradients; W [out, in] may be laid out for it."""
+    bias = None if bias is None else bias.contiguous()  # it is read as if it were
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Is this one of torch's own linear layers on a CPU, which nobody has changed (or quantized)?"""
-    if type(layer) is not nn.Linear or "forward" in vars(layer):
+    """Is this one of torch's own linear layers on a CPU, which nobody has changed (or quantized)?
+
+    A hook before its forward may make its weight anew, as those of weight_norm and of pruning do.
+    """
+    if type(layer) is not nn.Linear or "forward" in vars(layer) or layer._forward_pre_hooks:
         return False
     weight = layer.weight
     return type(weight) in (nn.Parameter, Tensor) and weight.layout == torch.strided and weight.device.type == "cpu"
@@ -77,13 +82,13 @@ def fast_products(model: nn.Module) -> Iterator[None]:
     if any(recomputes(module) for module in modules):
         modules = []
     layers: list[Any] = [one for one in modules if is_plain(one) and one.weight.dtype == torch.float32]
-    for layer in layers:
-        layer.forward = fast_forward(layer)
     try:
+        for layer in layers:
+            layer.forward = fast_forward(layer)
         yield
     finally:
         for layer in layers:
-            del layer.forward
+            vars(layer).pop("forward", None)
 
 
 def fast_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
@@ -94,27 +99,29 @@ def fast_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         if x.numel() < fewest or x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
             return functional.linear(x, weight, bias)
-        found: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return found
+        # laid flat out here, for a model that changes what it gets in place: it may not if the view is made inside
+        flat: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
+        return flat.view(*x.shape[:-1], len(weight))
 
     return forward
 
 
 class _Linear(torch.autograd.Function):
-    """x W' + b."""
+    """x W' + b of x [M, in]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+        return product(x, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        grad = grad.reshape(-1, grad.shape[-1]).contiguous()  # [M, out]
+        grad = grad.contiguous()  # [M, out]
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            product(grad, weight.t()).view_as(x) if needs_x else None,
-            product(grad.t(), x.reshape(-1, x.shape[-1]).t()) if needs_weight else None,
+            product(grad, weight.t()) if needs_x else None,
+            product(grad.t(), x.t()) if needs_weight else None,
             grad.sum(dim=0) if needs_bias else None,
         )

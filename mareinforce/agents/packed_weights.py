@@ -97,9 +97,9 @@ def _onednn_product(layer: nn.Linear, rows: int) -> Callable[[Tensor], Tensor]:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
     def forward(x: Tensor) -> Tensor:
-        if x.dtype != weight.dtype:
+        if x.dtype != weight.dtype or x.numel() == 0:
             return functional.linear(x, weight, bias)
-        return product(x.reshape(-1, x.shape[-1]), packed, bias).view(*x.shape[:-1], -1)
+        return product(x.reshape(-1, x.shape[-1]), packed, bias).view(*x.shape[:-1], len(weight))
 
     return forward
 
@@ -111,7 +111,7 @@ def _mkl_product(layer: nn.Linear, rows: int) -> Callable[[Tensor], Tensor]:
 
     def forward(x: Tensor) -> Tensor:
         given = x.numel() // x.shape[-1]
-        if given > rows or x.dtype != torch.float32:
+        if given > rows or x.dtype != torch.float32 or given == 0:
             return functional.linear(x, weight, bias)
         filled = x if given == rows else functional.pad(x.reshape(given, -1), (0, 0, 0, rows - given))
         product: Tensor = torch.ops.mkl._mkl_linear(filled, packed, weight, bias, rows)

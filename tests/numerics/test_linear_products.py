@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from mareinforce.agents import linear_products, node_scoring, scoring
 from mareinforce.agents.linear_products import fast_products, is_plain, product
@@ -157,3 +158,34 @@ def test_intels_processors_keep_intels_library(monkeypatch, told, faster):
     assert linear_products.onednn_is_faster.__wrapped__() == faster
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     assert not linear_products.onednn_is_faster.__wrapped__()  # then torch does not multiply with it
+
+
+@pytest.mark.parametrize("change", [nn.utils.weight_norm, nn.utils.spectral_norm], ids=["weight_norm", "spectral_norm"])
+@pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning")
+def test_a_layer_whose_weight_is_made_anew_by_a_hook_is_left_alone(asked, change):
+    layer = change(nn.Linear(6, 4))
+    with fast_products(layer):
+        layer(torch.randn(3, 6)).sum().backward()
+    assert not asked
+    assert all(weight.grad is not None for weight in layer.parameters() if weight.requires_grad)
+
+
+def test_what_comes_out_may_be_changed_in_place(asked):
+    layer, x = nn.Linear(6, 4), torch.randn(2, 3, 6)
+    with fast_products(layer):
+        found = layer(x)
+        found += 1
+        found.relu_().sum().backward()
+    expected = (functional.linear(x, layer.weight, layer.bias) + 1).relu()
+    torch.testing.assert_close(found, expected)
+    (gradient,) = torch.autograd.grad(expected.sum(), [layer.weight])
+    torch.testing.assert_close(layer.weight.grad, gradient)
+    assert asked
+
+
+def test_a_bias_with_gaps_is_read_as_it_is(asked):
+    layer, x = nn.Linear(6, 4), torch.randn(3, 6)
+    layer.bias = nn.Parameter(torch.randn(8)[::2])
+    with fast_products(layer):
+        torch.testing.assert_close(layer(x), functional.linear(x, layer.weight, layer.bias))
+    assert asked

@@ -165,3 +165,9 @@ def test_where_it_does_not_pay_nothing_is_laid_out(packed, rows, new_tokens):
     with PackedWeights(nn.Linear(5, 7), new_tokens) as weights:
         weights.pack(rows)
     assert not packed
+
+
+def test_no_rows_at_all_are_multiplied_too(packed):
+    layer = nn.Linear(8, 4)
+    for product in (packed_weights._onednn_product, packed_weights._mkl_product):
+        assert product(layer, 4)(torch.empty(0, 8)).shape == (0, 4)

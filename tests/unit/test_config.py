@@ -102,6 +102,16 @@ def test_a_misspelt_field_is_refused_by_name_with_the_nearest_one(kind):
     assert copy.deepcopy(pickle.loads(pickle.dumps(kind(num_generations=5)))) == kind(num_generations=5)
 
 
+def test_a_subclass_may_take_arguments_of_its_own():
+    class Own(MAGRPOConfig):
+        def __init__(self, reward_scale=1.0, **rest):
+            super().__init__(**rest)
+            self.reward_scale = reward_scale
+
+    made = Own(reward_scale=2.0, num_turns=1)
+    assert (made.reward_scale, made.num_turns) == (2.0, 1)
+
+
 def test_numbers_written_as_text_are_numbers():
     config = MAGRPOConfig(agent_learning_rate=["5e-5", 0.5], max_new_tokens=1e2, temperature="0.7")
     assert config.agent_learning_rate == [5e-5, 0.5]

@@ -191,6 +191,7 @@ def test_the_process_of_wandb_is_begun_once_a_machine_while_others_are_imported(
         (["--config", "{file}"], "wandb: false\nwandb_name: true\n", False),
         (["--config", "{file}"], "# wandb: true\nmodel: {reward_func: a.wandb}\n", False),
         (["--config", "{file}.yaml"], "", False),
+        (["--model.config.system_prompt", f"{'Answer. ' * 40}Name the file answer.yaml"], "", False),
     ],
 )
 def test_wandb_is_begun_early_where_an_argument_or_a_file_switches_it_on(tmp_path, arguments, text, asks):
